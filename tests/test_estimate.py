@@ -16,9 +16,11 @@ from tests.studies import write_study
 
 def test_seconds_are_of_all_trainings_and_the_longer_runs() -> None:
     spec = load_spec(Path("studies:lenet5-digits"))  # 24 trials, 3 seeds, 160 steps, share 1
-    found = Estimate(spec, (Timed("cheap", 0.01, 0.5), Timed("dear", 0.03, 0.7)), 2, 2**30)
-    of_one = (0.5 + 160 * 0.01 + 0.7 + 160 * 0.03) / 2
-    assert found.seconds == pytest.approx(RELOADED_SECONDS + 24 * 3 * of_one * 2 / 2)
+    cheap, dear = Timed("cheap", 0.01, 0.5), Timed("dear", 0.03, 0.7)
+    found = Estimate(spec, (cheap, dear), 2, 2**30, cheap)
+    of_one, of_float32 = (0.5 + 160 * 0.01 + 0.7 + 160 * 0.03) / 2, 0.5 + 160 * 0.01
+    trained = 24 * 3 * of_one + 2 * 3 * of_float32
+    assert found.seconds == pytest.approx(RELOADED_SECONDS + trained * 2 / 2)
     first, second, *others = found.lines()
     assert f"about {said(found.seconds)} in all on 2 processes of 1 GiB" in first
     assert second == "a step takes 10 ms under cheap, 30 ms under dear"

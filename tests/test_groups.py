@@ -42,6 +42,29 @@ RATES = {"sgd": 0.1, "momentum": 0.03, "adam": 0.003, "adamw": 0.003}
 
 
 @pytest.mark.torch
+def test_a_group_has_an_optimizer_of_its_own_as_two_of_torch_have() -> None:
+    """Muon's hidden matrix, AdamW's head: `verify` steps torch's two side by side."""
+    head = Group(("fc3.*",), rate_factor=0.1, optimizer="adamw")
+    recipe: dict[str, Any] = {"optimizer": "muon", "learning_rate": 0.02, "nesterov": True}
+    fields = {**FIELDS, "steps": 10, "tail_steps": 2, "schedule": Schedule()}
+    task = Task(groups=(head,), **fields, **recipe)
+    model = task.build_model(load_dataset("digits"))
+    policy = preset("float32", model.layer_names)
+    graph = task.tracing(model, 32).step_graph(policy)
+    states = {node.name for node in graph.nodes if node.op.name == "state"}
+    assert {"fc1.weight.momentum_buffer", "fc3.weight.m", "fc3.bias.v", "fc2.bias.m"} <= states
+    assert "fc3.weight.momentum_buffer" not in states
+    verdict = verify(policy, task, steps=10)
+    assert verdict.faults == () and verdict.gaps[:4].max() < 5e-6
+    assert head.words == "fc3.*: rate x 0.1, adamw"
+    plain = replace(task, groups=(replace(head, optimizer=""),))
+    assert plain.fingerprint != task.fingerprint
+    assert "optimizer" not in plain.to_plain()["groups"][0]
+    with pytest.raises(InputError, match="optimizer: 'muonn'; expected one of sgd"):
+        Group(("fc3.*",), optimizer="muonn")
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("name", ["float32", "torch.autocast.bfloat16"])
 @pytest.mark.parametrize("decays", ["all", "matrices"])
 @pytest.mark.parametrize("kind", RATES)

@@ -93,21 +93,24 @@ def test_it_names_states_and_settings_there_are(kind: str) -> None:
     row = rules()[kind]
     assert row.plain and row.formula and row.source and row.name == kind
     assert set(row.reads) <= {*SETTINGS, *VARIED} and "weight_decay" in row.reads
-    assert len(set(row.states)) == len(row.states)
+    names = [state for part in row.parts for state in part.states]
+    assert len(set(names)) == len(names)
 
 
 @DECAYS
 @KINDS
 def test_an_update_is_its_formula(kind: str, decay: dict[str, Any]) -> None:
     optimizer = Optimizer(kind, **SETTINGS, **decay)
-    row = optimizer.rule
-    assert row.plain is not None
     step = begun(traced(kind, **SETTINGS, **decay))
+    coarse = dict[str, float]()
     expected: dict[str, np.ndarray[Any, Any]] = {}
     for number, grads in enumerate(gradients(step), 1):
         for name, value in expected.items():
-            np.testing.assert_allclose(step.arrays[name], value, rtol=1e-4, atol=1e-6)
+            atol = coarse.get(name, 1e-6)
+            np.testing.assert_allclose(step.arrays[name], value, rtol=1e-4, atol=atol)
         for name, grad in grads.items():
+            row = optimizer.rule.of(grad.shape)
+            assert row.plain is not None
             own = [f"{name}.{state}" for state in row.states]
             param, *states = (step.arrays[key].astype(np.float64) for key in (name, *own))
             settings = changed(optimizer, param.ndim)
@@ -116,6 +119,9 @@ def test_an_update_is_its_formula(kind: str, decay: dict[str, Any]) -> None:
             )
             expected |= dict(zip(own, new, strict=True)) | {name: moved}
             assert (moved != param).mean() > 0.5
+            # products in bfloat16, of which the formula rounds none
+            if row.products(param.shape):
+                coarse[name] = 0.05 * abs(moved - param).max()
 
 
 @pytest.mark.torch
@@ -137,9 +143,15 @@ def test_an_update_is_torchs(kind: str, decay: dict[str, Any]) -> None:
         torch_optimizer(changed(optimizer, tensor.dim()), [tensor], RATE)
         for tensor in tensors.values()
     ]
+    coarse = dict.fromkeys(tensors, 1e-6)
     for grads in gradients(step):
         for key, tensor in tensors.items():
-            np.testing.assert_allclose(step.arrays[key], tensor.numpy(), rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(
+                step.arrays[key], tensor.numpy(), rtol=1e-4, atol=coarse[key]
+            )
+            # of products in bfloat16 a bit that turns grows by five steps of Newton and Schulz
+            if optimizer.rule.of(tuple(tensor.shape)).products(tuple(tensor.shape)):
+                coarse[key] = 0.05 * RATE
             tensor.grad = torch.from_numpy(np.array(grads[key], order="C"))
         for one in theirs:
             one.step()
@@ -149,7 +161,11 @@ def test_an_update_is_torchs(kind: str, decay: dict[str, Any]) -> None:
 def test_states_begin_at_zero_have_the_declared_shape_and_are_all_replaced(kind: str) -> None:
     graph, row = traced(kind), rules()[kind]
     shapes = {spec.name: spec.shape for spec in NET.parameters()}
-    states = {f"{name}.{state}": shapes[name] for name in shapes for state in row.states}
+    states = {
+        f"{name}.{state}": own
+        for name, shape in shapes.items()
+        for state, own in row.kept(shape).items()
+    }
     sources = {node.name: node for node in graph.nodes if node.op.kind == "source"}
     assert {n.name: n.shape for n in sources.values() if n.op.name == "state"} == states
     assert {graph.nodes[old].name for old, _ in graph.updates} == {*shapes, *states}
@@ -168,9 +184,16 @@ def test_it_reads_what_its_class_in_torch_takes(kind: str) -> None:
     row = rules()[kind]
     module, _, name = row.source.partition(";")[0].rpartition(".")
     assert module == "torch.optim"
-    taken = inspect.signature(getattr(torch.optim, name)).parameters
+    classes = {name, *(part.torch.name for part in row.parts if part.torch)}
+    taken = {
+        option
+        for each in classes
+        for option in inspect.signature(getattr(torch.optim, each)).parameters
+    }
     ours = {"betas": {"beta1", "beta2"}, "alpha": {"beta2"}, "eps": {"epsilon"}}
     known = set().union(*(ours.get(name, {name}) & {*SETTINGS, *VARIED} for name in taken))
+    if kind == "adafactor":  # its two are a least variance and a least parameter
+        known -= {"epsilon"}
     if kind in ("sgd", "rmsprop"):
         known -= {"momentum", "dampening", "nesterov"}
     assert set(row.reads) == known
@@ -198,12 +221,20 @@ def test_its_price_and_memory_count_the_declared_tensors(kind: str) -> None:
     step = trace_step(WIDE, "softmax_cross_entropy", Optimizer(kind), BATCH)
     graph = apply_policy(step, preset("float32", WIDE.layer_names))
     priced = step_time(graph, DEVICES["A100-SXM4-40GB"], STACKS["torch.eager"]).kernels
-    moved = [kernel.bytes / count for kernel in priced if kernel.role == "update"]
+    multiplied = {n.id for n in graph.nodes if n.op.kind == "gemm" and n.role == "update"}
+    updates = [kernel for kernel in priced if kernel.role == "update"]
+    products = [kernel for kernel in updates if multiplied & {*kernel.node_ids}]
+    declared = [row.of(spec.shape).products(spec.shape) for spec in WIDE.parameters()]
+    assert len(products) == len(multiplied) == sum(map(len, declared))
+    flops = (2 * math.prod(product) for own in declared for product in own)
+    assert sum(kernel.flops for kernel in products) == sum(flops)
+    moved = [kernel.bytes / count for kernel in updates if kernel not in products]
     assert sum(moved) <= 4.001 * sum(map(sum, row.separate))
     if row.fused:
         assert sum(moved) == pytest.approx(4 * row.fused_tensors, rel=1e-5)
         assert len(moved) == len(row.fused)
-    assert step_memory(graph).optimizer_bytes == 4 * len(row.states) * count
+    kept = (own for spec in WIDE.parameters() for own in row.kept(spec.shape).values())
+    assert step_memory(graph).optimizer_bytes == 4 * sum(map(math.prod, kept))
 
 
 @pytest.mark.parametrize("fast", fast_ways())
@@ -243,6 +274,10 @@ def test_it_trains_without_masters(
         value = stored.arrays[name]
         np.testing.assert_array_equal(quantise(np.array(value), form), value)
         if name in start:
+            assert (value != start[name]).mean() > 0.1
+        # Where a class of torch takes the epsilon of bfloat16, 2^-7, for its least root, gradients
+        # below it are not scaled up: tests/test_optimizers_of_torch.py compares the bits.
+        if name in start and not (order == "eager" and rules()[kind].epsilon_of):
             moved, expected = value - start[name], exact.arrays[name] - start[name]
             assert np.abs(moved - expected).mean() < 0.5 * np.abs(expected).mean()
 

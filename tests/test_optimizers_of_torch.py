@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from policysearch.data.datasets import load_dataset
@@ -20,9 +22,18 @@ from tests.test_pure_low import both_updated, pure, started, torch_tensors
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-RATES = {"rmsprop": 0.001, "adagrad": 0.02, "lion": 0.003, "lamb": 0.01}
-ONE_BY_ONE = tuple(kind for kind in RATES if kind != "lamb")
-"""LAMB without masters has no order of operations that a paper or library in torch gives."""
+RATES = {
+    **{"rmsprop": 0.001, "adagrad": 0.02, "lion": 0.003, "lamb": 0.01},
+    **{"muon": 0.02, "adafactor": 0.05},
+}
+SETTINGS: dict[str, dict[str, Any]] = {"muon": {"momentum": 0.95, "nesterov": True}}
+JITTER, OF_PRODUCTS = 1e-6, 1e-5
+"""By what initial values are moved. Muon multiplies in bfloat16, where one bit that turns grows by
+five steps of Newton and Schulz: OF_PRODUCTS turns some in a thousand, as sums in another order do.
+"""
+ONE_BY_ONE = tuple(kind for kind in RATES if kind not in ("lamb", "muon"))
+"""LAMB without masters has no order of operations that a paper or library in torch gives; Muon has
+a test of its own."""
 
 
 class Lion(torch.optim.Optimizer):  # type: ignore[name-defined]
@@ -107,6 +118,7 @@ def test_fifty_steps_are_those_of_torch(
         learning_rate=RATES[kind],
         weight_decay=decay,
     )
+    task = replace(task, **SETTINGS.get(kind, {}))
     dataset = load_dataset("digits")
     model = task.build_model(dataset)
     policy = preset(name, model.layer_names)
@@ -114,12 +126,14 @@ def test_fifty_steps_are_those_of_torch(
     torch.set_num_threads(1)
     theirs, jittered = (
         _in_torch(TorchNet(model, policy, initial_parameters(model, 0, jitter)), task, monkeypatch)
-        for jitter in (0.0, 1e-6)
+        for jitter in (0.0, OF_PRODUCTS if kind == "muon" else JITTER)
     )
     # Signs and steps over small roots turn the last bit of a sum into another path.
     apart, reach = (abs(each / theirs - 1.0) for each in (ours.losses, jittered))
     assert apart.max() <= max(2e-6, 2.0 * reach.max())
-    assert apart[:5].max() <= 2e-6 and reach.max() < 0.1
+    early = reach.max() if kind == "muon" else 0.0
+    assert apart[:5].max() <= max(2e-6, early) and reach.max() < 0.1
+    assert apart[0] <= 2e-6
     assert ours.losses[-1] < 0.8 * ours.losses[0]
 
 
@@ -131,7 +145,7 @@ def test_without_masters_updates_are_those_of_torch(kind: str, decay: float) -> 
     torch's `addcdiv_` multiplies and adds in one rounding, which moves a bit here and there.
     """
     name, rate = "bfloat16", 10 * RATES[kind]
-    optimizer = Optimizer(kind, weight_decay=decay)
+    optimizer = Optimizer(kind, weight_decay=decay, **SETTINGS.get(kind, {}))
     executable = started(pure(name, "eager", "storage"), optimizer, name)
     executable.arrays[LEARNING_RATE][...] = rate
     tensors = torch_tensors(executable, name)
@@ -140,6 +154,47 @@ def test_without_masters_updates_are_those_of_torch(kind: str, decay: float) -> 
     steps = list(both_updated(executable, tensors, theirs))
     assert all((before[key] != value).float().mean() > 0.5 for key, value in tensors.items())
     assert max(steps) <= 1e-3 * sum(tensor.numel() for tensor in tensors.values())
+
+
+TURNED = 0.004
+"""Of values in bfloat16, how many sums in another order leave with another last bit at most."""
+
+
+class Jittered:
+    """An optimizer, and its twin on parameters of its own whose gradients have TURNED bits."""
+
+    def __init__(self, optimizer: Optimizer, tensors: dict[str, Any], rate: float) -> None:
+        self.tensors, self.moved = tensors, {k: t.clone() for k, t in tensors.items()}
+        self.both = [of_torch(optimizer, [*x.values()], rate) for x in (tensors, self.moved)]
+        self.noise = torch.Generator().manual_seed(0)
+
+    def step(self) -> None:
+        for key, tensor in self.tensors.items():
+            turned = torch.rand(tensor.shape, generator=self.noise) < TURNED
+            bits = tensor.grad.view(torch.int16) ^ turned.to(torch.int16)
+            self.moved[key].grad = bits.view(tensor.dtype)
+        for each in self.both:
+            each.step()
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.013])
+def test_muon_without_masters_is_torchs(decay: float) -> None:
+    """Within what torch moves by, matrices by Muon and vectors by AdamW, side by side."""
+    name, rate = "bfloat16", 0.2
+    optimizer = Optimizer("muon", weight_decay=decay, **SETTINGS["muon"])
+    executable = started(pure(name, "eager", "storage"), optimizer, name)
+    executable.arrays[LEARNING_RATE][...] = rate
+    tensors = torch_tensors(executable, name)
+    theirs = Jittered(optimizer, tensors, rate)
+    assert type(theirs.both[0]).__name__ == "SideBySide"
+    before = {key: value.clone() for key, value in tensors.items()}
+    steps = both_updated(executable, tensors, theirs)
+    assert len(list(steps)) > 10
+    for key, tensor in tensors.items():
+        ours, own = torch.tensor(np.array(executable.arrays[key], order="C")), tensor.float()
+        apart = (ours - own).norm()
+        assert apart <= 2.0 * (theirs.moved[key].float() - own).norm(), key
+        assert apart <= 0.02 * (own - before[key].float()).norm(), key
 
 
 @pytest.mark.parametrize("kind", ["rmsprop", "adagrad"])

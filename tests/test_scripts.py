@@ -334,12 +334,15 @@ def parts(module: Any, kind: str) -> tuple[Any, Any]:
     made = {
         "adamw": lambda p: torch.optim.AdamW(p, lr=0.05, betas=(0.8, 0.95), weight_decay=0.1),
         "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.2),
+        "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.05, weight_decay=0.1),
+        "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.95),
+        "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05),
     }[kind](module.parameters())
     return made, torch.optim.lr_scheduler.LinearLR(made, 1.0, 0.1, 16)
 
 
 @pytest.mark.parametrize("keys", [("model", "optimizer", "scheduler"), ("state_dict",)])
-@pytest.mark.parametrize("kind", ["adamw", "momentum"])
+@pytest.mark.parametrize("kind", ["adamw", "momentum", "adafactor", "rmsprop", "adagrad"])
 def test_a_checkpoint_is_gone_on_from(tmp_path: Path, kind: str, keys: tuple[str, ...]) -> None:
     first, then = drawn(loader(), 8, seed=9), drawn(loader(), 8)
     module = net()
@@ -354,7 +357,7 @@ def test_a_checkpoint_is_gone_on_from(tmp_path: Path, kind: str, keys: tuple[str
     options = {"module": fresh, "steps": 8, "init_from": tmp_path / "x.pt", **own}
     script = read(tmp_path, **options)
     theirs = loop(module, optimizer, scheduler, then)
-    assert script.model.updates_done == (0 if len(keys) == 1 else 8 if kind == "adamw" else 1)
+    assert script.model.updates_done == (0 if len(keys) == 1 else 1 if kind == "momentum" else 8)
     policy = preset("float32", script.model.layer_names)
     ours = train(script.task, policy, 0, dataset=script.data)
     np.testing.assert_allclose(ours.losses, theirs, rtol=2e-6)
@@ -375,6 +378,7 @@ def test_a_checkpoint_of_another_net_is_refused(tmp_path: Path) -> None:
 REFUSED: list[tuple[Any, str]] = [
     (lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True), "optimizer amsgrad: True; expected"),
     (lambda p: torch.optim.AdamW(p, lr=0.1, maximize=True), "optimizer maximize: True; expected"),
+    (lambda p: torch.optim.Adafactor(p, d=2.0), "optimizer d: 2.0; expected 1.0"),
     (lambda p: torch.optim.Rprop(p, lr=0.1), "optimizer: Rprop; expected one of"),
     (lambda p: torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1), "not of the module"),
 ]

@@ -10,10 +10,12 @@ from policysearch.cli import main
 from policysearch.cost.devices import DEVICES
 from policysearch.cost.stacks import STACKS
 from policysearch.cost.update_price import Kernels, UpdatePrice, update_price
+from policysearch.graph import Shape, size
 from policysearch.optimizers.optimizer import rules
 from policysearch.values import InputError
 
-TENSORS = (4096 * 1024, 1024) * 24
+SHAPES = ((4096, 1024), (1024,)) * 24
+TENSORS = tuple(map(size, SHAPES))
 TORCH = {
     "sgd": ("SGD", {}),
     "momentum": ("SGD", {"momentum": 0.9}),
@@ -24,7 +26,7 @@ TORCH = {
 
 
 def priced(
-    name: str, kernels: Kernels, groups: tuple[tuple[int, ...], ...] = (TENSORS,)
+    name: str, kernels: Kernels, groups: tuple[tuple[Shape, ...], ...] = (SHAPES,)
 ) -> UpdatePrice:
     return update_price(name, kernels, groups, DEVICES["A100-SXM4-40GB"], STACKS["torch.eager"])
 
@@ -71,14 +73,22 @@ def test_bytes_per_parameter_in_one_kernel(name: str, bytes: int) -> None:
 @pytest.mark.parametrize("name", rules())
 def test_fewer_kernels_and_passes_take_less(name: str) -> None:
     single, foreach, combined = (priced(name, k) for k in ("single", "foreach", "combined"))
+    rules_of = [(rules()[name].of(shape), shape) for shape in SHAPES]
+    products = sum(len(row.products(shape)) for row, shape in rules_of)
     assert single.bytes == foreach.bytes == combined.bytes
-    assert combined.launches <= foreach.launches + 2 * len(TENSORS) and foreach.launches < 60
-    assert single.launches == len(rules()[name].separate) * len(TENSORS)
+    assert (
+        combined.launches <= foreach.launches + 4 * len(TENSORS)
+        and foreach.launches < 60 + products
+    )
+    assert single.launches == products + sum(len(row.separate) for row, _ in rules_of)
     assert combined.seconds <= single.seconds and foreach.seconds < single.seconds
-    assert single.aside_bytes <= foreach.aside_bytes == 4 * rules()[name].aside * sum(TENSORS)
-    assert {p.state_bytes for p in (single, foreach, combined)} == {
-        4 * len(rules()[name].states) * sum(TENSORS)
-    }
+    assert (
+        single.aside_bytes
+        <= foreach.aside_bytes
+        == 4 * sum(row.aside * size(shape) for row, shape in rules_of)
+    )
+    kept = sum(size(own) for row, shape in rules_of for own in row.kept(shape).values())
+    assert {p.state_bytes for p in (single, foreach, combined)} == {4 * kept}
     if rules()[name].fused:
         fused = priced(name, "fused")
         assert fused.seconds <= foreach.seconds and fused.aside_bytes == 0
@@ -87,20 +97,20 @@ def test_fewer_kernels_and_passes_take_less(name: str) -> None:
 def test_launches_by_hand() -> None:
     """48 tensors: Adam's fused kernel has 4 lists, 36 tensors a launch; a group has its own."""
     assert priced("adam", "fused").launches == 2
-    halves = (TENSORS[:24], TENSORS[24:])
+    halves = (SHAPES[:24], SHAPES[24:])
     assert priced("adam", "fused", halves).launches == 2
-    assert priced("adam", "fused", tuple((x,) for x in TENSORS)).launches == 48
+    assert priced("adam", "fused", tuple((x,) for x in SHAPES)).launches == 48
     assert priced("adam", "combined").launches == 7
     assert priced("adam", "combined", halves).launches == 14
     assert priced("lamb", "combined").launches == 12 + 2 * 48
     assert priced("momentum", "foreach").launches == 1 + 1 + 1
-    assert priced("momentum", "foreach", (TENSORS + TENSORS,)).launches == 1 + 2 + 2
+    assert priced("momentum", "foreach", (SHAPES + SHAPES,)).launches == 1 + 2 + 2
 
 
 def test_a_narrow_copy_is_written_too() -> None:
     device, stack = DEVICES["A100-SXM4-40GB"], STACKS["torch.eager"]
     plain, copied = (
-        update_price("adam", "fused", (TENSORS,), device, stack, narrow) for narrow in (0, 2)
+        update_price("adam", "fused", (SHAPES,), device, stack, narrow) for narrow in (0, 2)
     )
     assert copied.bytes - plain.bytes == 2 * sum(TENSORS) and copied.seconds > plain.seconds
 
@@ -115,8 +125,8 @@ def test_what_has_no_kernel_is_refused() -> None:
 def test_profile_prints_every_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--model", "lenet5", "--device", "A100-SXM4-40GB", "--stack", "torch.eager"]
     assert main(["profile", "preset:float32", *where, "--optimizers"]) == 0
-    lines = capsys.readouterr().out.rstrip().split("\n")[-23:]
-    assert [line.split()[:2] for line in lines][-1] == ["adadelta", "single"] and len(lines) == 23
+    lines = capsys.readouterr().out.rstrip().split("\n")[-29:]
+    assert [line.split()[:2] for line in lines][-1] == ["adadelta", "single"] and len(lines) == 29
     (fused,) = (line.split() for line in lines if line.split()[:2] == ["adam", "fused"])
     assert fused[2:4] == ["1.00", "1"]
     assert float(fused[4]) == pytest.approx(2 * 4 * 61706 / 2**20, rel=1e-3)  # LeNet-5's parameters

@@ -201,7 +201,8 @@ class _Grouping:
             self.above[k] |= 1 << p | self.above[p]
             self.readers[p].add(k)
         self.parents[k] |= parents
-        if node.role == "update" and node.op.kind != "reduce" and self.stack.fused_optimizer:
+        apart = node.role != "update" or node.op.kind in ("reduce", "gemm")
+        if self.stack.fused_optimizer and not apart:
             for p in parents:
                 self.absorb(node, p, k)
         self.pass_on(k)
@@ -238,7 +239,7 @@ class _Grouping:
         first, lead = self.members[p][0], self.leads[p]
         apart = (
             lead.role != "update"
-            or lead.op.kind == "reduce"
+            or lead.op.kind in ("reduce", "gemm")
             or (lead.op.name == "cast" and not self.stack.cast_fusion)
             or self.domain(lead) != self.domain(node)
             or first.id <= self.checked < node.id
@@ -303,7 +304,7 @@ class _Grouping:
         for k, nodes in enumerate(self.members):
             if not nodes or any(node.role != "update" for node in nodes):
                 continue
-            if all(node.op.name == "cast" for node in nodes):
+            if all(node.op.name == "cast" for node in nodes) or self.leads[k].op.kind == "gemm":
                 continue
             if self.is_check(nodes):
                 self.free_reads.add(nodes[0].id)  # it reads registers of the pass it joins

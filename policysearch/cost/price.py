@@ -256,10 +256,10 @@ def communication_seconds(time: StepTime) -> float:
 
 
 def low_precision_share(graph: Graph) -> float:
-    """Return the share of the FLOPs of matrix products with every operand below 32 bits."""
+    """Return the share of the FLOPs of products with every operand below 32 bits, updates apart."""
     low = total = 0
     for node in graph.nodes:
-        if node.op.kind == "gemm":
+        if node.op.kind == "gemm" and node.role != "update":
             flops = flops_of(graph, node)
             total += flops
             low += flops * all(format_named(x.format).bits < 32 for x in graph.inputs_of(node))

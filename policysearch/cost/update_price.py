@@ -8,14 +8,16 @@ buffer each, and runs the ops over these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, get_args
 
 from policysearch.cost.devices import Device
+from policysearch.cost.gemm import Extents
 from policysearch.cost.roofline import FITTED, Work, joined_seconds, kernel_seconds, load_of
 from policysearch.cost.stacks import Stack
+from policysearch.graph import Shape, size
 from policysearch.optimizers.optimizer import Rule, rules
 from policysearch.values import InputError, one_of
 
@@ -46,35 +48,42 @@ class UpdatePrice:
 def update_price(
     optimizer: str,
     kernels: Kernels,
-    groups: tuple[tuple[int, ...], ...],
+    groups: tuple[tuple[Shape, ...], ...],
     device: Device,
     stack: Stack,
     narrow_bytes: int = 0,
 ) -> UpdatePrice:
     """Return the price of updating parameters in float32.
 
-    `groups` holds the elements of every tensor of each parameter group; each group has launches of
+    `groups` holds the shapes of the tensors of each parameter group; each group has launches of
     its own. With `narrow_bytes` per element a narrow copy is written too. InputError for an unknown
     optimizer, or one that has no such kernel.
     """
     rule = rules()[one_of("optimizer", optimizer, rules())]
-    works = [work for group in groups for work in _works(rule, kernels, group, narrow_bytes)]
+    works = [
+        work
+        for group in groups
+        for part in rule.parts
+        if (taken := [shape for shape in group if rule.of(shape) is part])
+        for work in _works(part, kernels, taken, narrow_bytes)
+    ]
     load = load_of(works, device, stack)
-    elements, largest = sum(map(sum, groups)), max(map(max, groups))
-    aside = {"fused": 0, "single": largest}.get(kernels, elements)
+    shapes = [shape for group in groups for shape in group]
+    own = [rule.of(shape).aside * size(shape) for shape in shapes]
+    aside = {"fused": 0, "single": max(own)}.get(kernels, sum(own))
     kernel = float((kernel_seconds(load, FITTED).kernel * load.count).sum())
     host = float((load.launch_seconds * load.count).sum()) * FITTED.launch_factor
     return UpdatePrice(
         float(joined_seconds(kernel, host, device)),
         round(sum(work.count for work in works)),
         round(sum(work.bytes * work.count for work in works)),
-        4 * len(rule.states) * elements,
-        4 * rule.aside * aside,
+        4 * sum(size(kept) for shape in shapes for kept in rule.kept(shape).values()),
+        4 * aside,
     )
 
 
 def update_prices(
-    groups: tuple[tuple[int, ...], ...], device: Device, stack: Stack
+    groups: tuple[tuple[Shape, ...], ...], device: Device, stack: Stack
 ) -> dict[tuple[str, Kernels], UpdatePrice]:
     """Return the price of the update by optimizer and form of its kernels, of those there are."""
     return {
@@ -86,18 +95,28 @@ def update_prices(
 
 
 def _works(
-    rule: Rule, kernels: Kernels, group: tuple[int, ...], narrow_bytes: int
+    rule: Rule, kernels: Kernels, group: Sequence[Shape], narrow_bytes: int
 ) -> Iterator[Work]:
     """Yield the kernels of one parameter group, many tensors spread evenly over launches."""
     if kernels == "fused" and not rule.fused:
         raise InputError(f"kernels: 'fused' with {rule.name}; expected 'combined' or the like")
+    sizes = [size(shape) for shape in group]
     passes = rule.fused if kernels == "fused" else rule.separate
     for place, (read, written) in enumerate(passes):
         lists = read + written
-        taken = TENSORS_OF_LAUNCH[read]  # what is written was read: ops work in place
+        taken = TENSORS_OF_LAUNCH[max(read, 1)]  # what is written was read: ops work in place
         count = 1 if kernels == "combined" else -(-len(group) // taken)
         copied = narrow_bytes if place == len(passes) - 1 else 0
-        for elements in group if kernels == "single" else [sum(group) / count] * count:
+        for elements in sizes if kernels == "single" else [sum(sizes) / count] * count:
             yield Work((4 * lists + copied) * elements, lists * elements, kind="update")
+    for product in (product for shape in group for product in rule.products(shape)):
+        yield _product(*product)
     if kernels == "combined" and rule.norms:
         yield Work(0, count=rule.norms * len(group), kind="update")
+
+
+def _product(rows: int, columns: int, depth: int) -> Work:
+    """Return one matrix product of an update, whose operands and result are bfloat16."""
+    bytes = 2 * (rows * depth + depth * columns + rows * columns)
+    extents = Extents(1, rows, columns, depth, (rows, depth, columns))
+    return Work(bytes, 0, 2.0 * rows * columns * depth, extents, "bfloat16")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import policysearch.optimizers
-from policysearch.graph import Attrs, Op
+from policysearch.graph import Attrs, Op, Shape
 from policysearch.ops.builder import Builder
 from policysearch.ops.optimizers import weight_decay
 from policysearch.ops.source import state
@@ -73,6 +73,10 @@ Plain = Callable[
 step, from 1, to the new states and parameter."""
 
 
+Product = tuple[int, int, int]
+"""Rows, columns and depth."""
+
+
 @dataclass(frozen=True)
 class TorchClass:
     """The class of `torch.optim` and what it is given of the settings, but for rate and decay.
@@ -89,8 +93,10 @@ class TorchClass:
 class Rule:
     """One optimizer.
 
-    `formula` is its update in one line, `source` where that is from. Each of `states` has the shape
-    of its parameter and begins at zero. `reads`: the settings of `Optimizer` that change it.
+    `formula` is its update in one line, `source` where that is from. Each of `states` begins at
+    zero, in the shape of its parameter or in that which `shapes` says. Parameters that are not of
+    the `axes` it takes are moved by `others`, with that rule's states: see `of`. `reads`: the
+    settings of `Optimizer` that change it.
     `decoupled`: weight decay shrinks the parameter and is left to `emit`; else it is added to the
     gradient before. Without `emit` it is priced, not trained. `plain` is the formula that the tests
     compare with. `torch` None: torch has no such class.
@@ -98,12 +104,15 @@ class Rule:
     In the eager order `eager` says for an op of the update what it is there, where that is more
     than one operation; `addends` names, by op, the attribute that is the number of an addition,
     which some devices round to the dtype of the tensor (a factor of a product they do not);
-    `gradients` are ops whose result is a gradient still, kept in the format of its parameter.
+    `gradients` are ops whose result is a gradient still, kept in the format of its parameter, and
+    `numbers` those whose result is the number of an addition; `epsilon_of` are ops whose `epsilon`
+    is that of the format a parameter is stored in. `elementwise`: no value of an update depends on
+    values at other places.
 
     For its price: passes in one kernel (`fused`: torch's `fused=True`, Apex; () where no library
     has one) and op by op (`separate`: torch's own implementation). `aside`: temporaries per
     parameter of the ops over many tensors at once; `norms`: launches for each tensor that joining
-    tensors does not spare.
+    tensors does not spare; `products`: the matrix products of one parameter, in bfloat16.
     """
 
     name: str
@@ -122,6 +131,29 @@ class Rule:
     eager: Mapping[str, Eager] = field(default_factory=dict)
     addends: Mapping[str, str] = field(default_factory=dict)
     gradients: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    epsilon_of: tuple[str, ...] = ()
+    elementwise: bool = True
+    shapes: Callable[[Shape], tuple[Shape, ...]] | None = None
+    axes: tuple[int, int] = (0, 99)
+    others: Rule | None = None
+    products: Callable[[Shape], tuple[Product, ...]] = lambda shape: ()
+
+    def of(self, shape: Shape) -> Rule:
+        """Return the rule that moves parameters of a shape: this one or `others`."""
+        taken = self.axes[0] <= len(shape) <= self.axes[1]
+        return self if taken or self.others is None else self.others
+
+    def kept(self, shape: Shape) -> dict[str, Shape]:
+        """Return the shape of every state of a parameter of this shape, by the state's name."""
+        rule = self.of(shape)
+        shapes = rule.shapes(shape) if rule.shapes else (shape,) * len(rule.states)
+        return dict(zip(rule.states, shapes, strict=True))
+
+    @property
+    def parts(self) -> tuple[Rule, ...]:
+        """This rule and that of parameters it does not take."""
+        return (self, self.others) if self.others else (self,)
 
     @property
     def fused_tensors(self) -> int:
@@ -162,11 +194,12 @@ OptimizerKind = Annotated[str, RowName(trained)]
 class Optimizer:
     """An update rule without its learning rate, which is fed at every step.
 
-    `momentum` is that of "momentum", `beta1`, `beta2` and `epsilon` are those of "adam", "adamw"
-    and "lamb"; "lion" reads the betas, "rmsprop" `beta2` (torch's alpha) and `epsilon`, "adagrad"
-    `epsilon`. `weight_decay` adds weight_decay * parameter to the gradient; with "adamw" and "lion"
-    it shrinks the parameter by learning_rate * weight_decay instead (decoupled, arXiv 1711.05101),
-    and "lamb" adds it to the step before that gets its length.
+    `momentum` is that of "momentum" and of the matrices of "muon", `beta1`, `beta2` and `epsilon`
+    are those of "adam", "adamw", "lamb" and of all but matrices in "muon"; "lion" reads the betas,
+    "rmsprop" `beta2` (torch's alpha) and `epsilon`, "adagrad" `epsilon`. `weight_decay` adds
+    weight_decay * parameter to the gradient; with "adamw", "lion", "muon" and "adafactor" it
+    shrinks the parameter by learning_rate * weight_decay instead (decoupled, arXiv 1711.05101), and
+    "lamb" adds it to the step before that gets its length.
     It is for "all" parameters, or for "matrices", which leaves out biases and the weights of
     norms. `dampening` and `nesterov` are those of torch.optim.SGD. With an `ema_decay` a
     moving average of the parameters is kept beside them, in format `ema_storage`.
@@ -227,12 +260,12 @@ def emit_states(b: Builder, optimizer: Optimizer, parameter: int) -> tuple[int, 
     return tuple(
         b.emit(
             state,
-            attrs={"shape": node.shape},
+            attrs={"shape": shape},
             name=f"{node.name}.{suffix}",
             layer=node.layer,
             role="input",
         )
-        for suffix in optimizer.rule.states
+        for suffix, shape in optimizer.rule.kept(node.shape).items()
     )
 
 
@@ -249,7 +282,7 @@ def emit_update(
 
     `grad` is the unscaled gradient, `step` a scalar that counts updates from 1.
     """
-    rule = optimizer.rule
+    rule = optimizer.rule.of(b.shape(parameter))
     assert rule.emit is not None, rule.name
     decays = optimizer.decays == "all" or len(b.shape(parameter)) > 1
     decay = optimizer.weight_decay if decays else 0.0

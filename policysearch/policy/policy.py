@@ -175,7 +175,9 @@ AS_FIRST = "optimizer_state"
 """What a policy says of second moments in the format of the rest of the state."""
 
 
-SECOND_MOMENTS = frozenset({"v", "square_avg", "sum", "acc_delta"})
+SECOND_MOMENTS = frozenset(
+    {"v", "square_avg", "sum", "acc_delta", "variance", "row_var", "col_var"}
+)
 """What optimizers call their sums of squares."""
 
 AS_STORED = "param"

@@ -62,7 +62,7 @@ class Changes:
 
     def layers(self) -> tuple[LayerMargins, ...]:
         """Return the margins of the layers with products, in the order of the model."""
-        gemms = (node for node in self.graph.nodes if node.op.kind == "gemm")
+        gemms = (n for n in self.graph.nodes if n.op.kind == "gemm" and n.role != "update")
         with_products = {self._objective.trained_layer(node.layer) for node in gemms}
         return tuple(
             self._margins(layer) for layer, _ in self.policy.layers if layer in with_products

@@ -47,7 +47,7 @@ class OperandRow:
 
 def operands_of(graph: Graph) -> list[OperandRow]:
     """Return two rows per product of `graph`, a policy applied to it, in the order of its nodes."""
-    products = [node for node in graph.nodes if node.op.kind == "gemm"]
+    products = [n for n in graph.nodes if n.op.kind == "gemm" and n.role != "update"]
     return [_row(graph, node, place) for node in products for place in (0, 1)]
 
 

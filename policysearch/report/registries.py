@@ -20,10 +20,11 @@ This page is made from the code by `make docs`.
 
 ## Optimizers
 
-`optimizer` of a study's task. Each state has the shape of its parameter and begins at zero. Bytes
-are what the update of a float32 parameter reads and writes in one kernel, `-` where no library has
-one; passes are its kernels op by op. Without a class of torch, `verify` refuses it; what is priced
-only is listed by `profile --optimizers` and trains nowhere."""
+`optimizer` of a study's task. States begin at zero, in the shape of their parameter but for those
+of rows and columns; after "else" come those of parameters that are no matrices. Bytes are what the
+update of a float32 parameter reads and writes in one kernel, `-` where no library has one; passes
+are its kernels op by op. Without a class of torch, `verify` refuses it; what is priced only is
+listed by `profile --optimizers` and trains nowhere."""
 
 SCHEDULES = f"""## Learning-rate schedules
 
@@ -86,11 +87,12 @@ def _table(titles: str, rows: Iterable[Sequence[object]]) -> str:
 
 def _optimizer(row: OptimizerRule) -> tuple[str, ...]:
     decay = "decoupled" if row.decoupled else "in the gradient"
-    torch = f"`{row.torch.name}`" if row.torch else "-"
+    classes = dict.fromkeys(f"`{part.torch.name}`" for part in row.parts if part.torch)
+    torch = " else ".join(classes) or "-"
     return (
         row.name,
         row.formula,
-        ", ".join(row.states) or "-",
+        " else ".join(", ".join(part.states) or "-" for part in row.parts),
         ", ".join(f"`{name}`" for name in row.reads),
         decay if row.emit else "priced only",
         torch,

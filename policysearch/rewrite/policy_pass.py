@@ -270,7 +270,13 @@ def _unscaled(at: Casting, unscale: Node) -> int:
 
 
 def _update(at: Casting, update: Node) -> int:
-    """The new value of a state is rounded to the format it is stored in."""
+    """The new value of a state is rounded to the format it is stored in.
+
+    What an optimizer computes in a format of its own, whatever it reads, is in that.
+    """
+    if own := update.attributes.get("format"):
+        read = own if update.op.kind == "gemm" else "float32"
+        return at.b.copy(update, [at.cast(at.new[i], read, update) for i in update.inputs])
     source = at.replaced_by.get(update.id)
     stored = None if source is None else at.format(at.new[source])
     rate = at.updating.rate_format(update, stored)

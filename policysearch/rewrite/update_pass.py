@@ -12,7 +12,7 @@ products are float32 on both. Without master weights `amp/grad_scaler.py` and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -23,7 +23,7 @@ from policysearch.graph import Node
 from policysearch.ops.builder import Builder
 from policysearch.ops.elementwise import scale
 from policysearch.ops.update import clip, global_norm
-from policysearch.optimizers.optimizer import RATE, Eager, rules
+from policysearch.optimizers.optimizer import RATE, Eager, Rule, rules
 from policysearch.policy.policy import Policy
 from policysearch.rounding.inclusion import join
 from policysearch.rounding.rounder import quantise
@@ -35,23 +35,40 @@ BEFORE_OPTIMIZERS = (*(name for name in GRADIENT_OPS if name != "weight_decay"),
 """What a scaler and clipping do to gradients before an optimizer reads them."""
 
 
+def parts() -> Iterator[Rule]:
+    """Yield every rule, those of parameters that a row does not take too."""
+    return (part for row in rules().values() for part in row.parts)
+
+
 @cache
 def addends() -> Mapping[str, str]:
     """Return the attribute that is the number of an addition, by op."""
-    rows = [row.addends for row in rules().values()]
+    rows = [row.addends for row in parts()]
     return {"weight_decay": "weight_decay"} | {op: name for row in rows for op, name in row.items()}
 
 
 @cache
 def eager_orders() -> Mapping[str, Eager]:
     """Return how the single operations are emitted, by the op that does them in one pass."""
-    return {op: order for row in rules().values() for op, order in row.eager.items()}
+    return {op: order for row in parts() for op, order in row.eager.items()}
 
 
 @cache
 def gradient_ops() -> frozenset[str]:
     """Return the ops whose result is a gradient: those before any update, and of the rows."""
-    return frozenset(GRADIENT_OPS).union(*(row.gradients for row in rules().values()))
+    return frozenset(GRADIENT_OPS).union(*(row.gradients for row in parts()))
+
+
+@cache
+def numbers() -> frozenset[str]:
+    """Return the ops whose result is the number of an addition."""
+    return frozenset().union(*(row.numbers for row in parts()))
+
+
+@cache
+def with_own_epsilon() -> frozenset[str]:
+    """Return the ops whose `epsilon` is that of the format of the parameter."""
+    return frozenset().union(*(row.epsilon_of for row in parts()))
 
 
 class UpdatePass:
@@ -72,6 +89,9 @@ class UpdatePass:
         between. In the fused order a new state that is read further is float32: who stores it
         rounds it.
         """
+        if self.eager and node.op.name in with_own_epsilon():
+            own = format_named(self.policy.stored(node.layer)).epsilon
+            node = replace(node, attrs=tuple({**node.attributes, "epsilon": own}.items()))
         before = node.op.name in BEFORE_OPTIMIZERS and self.policy.gradient_storage == "param"
         if not self.eager and not before:
             return self._copy(node, inputs, stored or "float32", self.rounding)
@@ -114,6 +134,8 @@ class UpdatePass:
     def _between(self, node: Node) -> str:
         if node.op is scale:  # momentum times the velocity, in its place
             return self.policy.state_of(node.layer)
+        if node.op.name in numbers() and self.policy.optimizer_scalars == "storage":
+            return self.policy.stored(node.layer)
         gradient = node.op.name in gradient_ops()
         return self.gradient_format(node.layer) if gradient else "float32"
 

@@ -42,14 +42,16 @@ class Timed:
 class Estimate:
     """What the whole budget of a study takes: every trial, every seed and the longer runs.
 
-    `timed` are the policies that were timed, the cheapest first; `process_bytes` is the memory of
-    one training process.
+    `timed` are the policies that were timed, the cheapest first, `float32` among them: it trains
+    twice with every seed, as it is and jittered. `process_bytes` is the memory of one training
+    process.
     """
 
     spec: StudySpec
     timed: tuple[Timed, ...]
     processes: int
     process_bytes: int
+    float32: Timed
 
     @cached_property
     def seconds(self) -> float:
@@ -57,7 +59,8 @@ class Estimate:
         study, steps = self.spec.study, self.spec.task.steps
         each = sum(timed.seconds(steps) for timed in self.timed) / len(self.timed)
         runs = study.trials * len(study.searched)
-        return RELOADED_SECONDS + runs * each * (1.0 + study.confirm_share) / self.processes
+        trained = runs * each + 2 * len(study.seeds) * self.float32.seconds(steps)
+        return RELOADED_SECONDS + trained * (1.0 + study.confirm_share) / self.processes
 
     def lines(self) -> list[str]:
         """Return the estimate in words, and what would shorten it."""
@@ -66,8 +69,8 @@ class Estimate:
         share = spec.study.confirm_share
         longer = f", and longer runs for {share:g} of that" if share else ""
         return [
-            f"{runs} x {spec.task.steps} steps{longer}: about {said(self.seconds)} in all on "
-            f"{self.processes} processes of {self.process_bytes / 2**30:.2g} GiB",
+            f"{runs} x {spec.task.steps} steps, float32{longer}: about {said(self.seconds)} in all "
+            f"on {self.processes} processes of {self.process_bytes / 2**30:.2g} GiB",
             f"a step takes {cheap.step_seconds * 1e3:.3g} ms under {cheap.name}, "
             f"{dear.step_seconds * 1e3:.3g} ms under {dear.name}",
             *self._proposals(),
@@ -108,6 +111,7 @@ def estimate(spec: StudySpec, processes: int | None = None) -> Estimate:
         tuple(sorted(timed, key=lambda row: row.step_seconds)),
         min(processes or cores(), jobs),
         _peak_bytes(),
+        next(row for row in timed if row.name == objective.float32.name),
     )
 
 

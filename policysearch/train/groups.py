@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from policysearch.graph import Graph, size
+from policysearch.graph import Graph, Shape
 from policysearch.nn.model import ParameterSpec
 from policysearch.ops.builder import Builder
 from policysearch.ops.source import LEARNING_RATE, RATE_FACTOR, data
-from policysearch.optimizers.optimizer import Optimizer
-from policysearch.values import InputError, number, shown
+from policysearch.optimizers.optimizer import Optimizer, rules, trained
+from policysearch.values import InputError, number, one_of, shown
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,16 @@ class Group:
     those; the names are those of the net ("blocks.0.norm.weight"). No parameter may be in two
     groups, and none may be empty. `rate_factor` multiplies the learning rate. `weight_decay` is in
     place of the task's, for all of the group whatever `weight_decay_for` says; left out, it is
-    the task's. `frozen` parameters have no gradient and no state and are never updated.
+    the task's. `optimizer` moves the group, with the task's settings, in place of the task's: with
+    "muon", embeddings and heads, which are matrices too, are usually "adamw"'s. `frozen`
+    parameters have no gradient and no state and are never updated.
     """
 
     match: tuple[str, ...]
     rate_factor: float = 1.0
     weight_decay: float | None = None
     frozen: bool = False
+    optimizer: str = ""
 
     def __post_init__(self) -> None:
         if not self.match or not all(self.match):
@@ -36,17 +39,24 @@ class Group:
         number("rate_factor", self.rate_factor, 0.0, 1e6)
         if self.weight_decay is not None:
             number("weight_decay", self.weight_decay, 0.0, 1e6)
-        if self.frozen and (self.rate_factor != 1.0 or self.weight_decay is not None):
+        if self.optimizer:
+            one_of("optimizer", self.optimizer, trained())
+        others = self.rate_factor != 1.0 or self.weight_decay is not None or self.optimizer
+        if self.frozen and others:
             raise InputError(
-                "frozen: true beside rate_factor or weight_decay; expected it without them"
+                "frozen: true beside rate_factor, weight_decay or optimizer; expected it without"
             )
 
     def holds(self, name: str) -> bool:
         """Return whether the parameter of this name is in the group."""
         return any(fnmatchcase(name, pattern) for pattern in self.match)
 
-    def optimizer(self, of_task: Optimizer) -> Optimizer:
-        """Return the optimizer of the group: that of the task, its weight decay if it has one."""
+    def moved_by(self, of_task: Optimizer) -> Optimizer:
+        """Return the optimizer of the group: that of the task, but for what the group says."""
+        if self.optimizer:
+            reads = "nesterov" in rules()[self.optimizer].reads
+            nesterov = of_task.nesterov and reads
+            of_task = replace(of_task, kind=self.optimizer, nesterov=nesterov)
         if self.weight_decay is None:
             return of_task
         return replace(of_task, weight_decay=self.weight_decay, decays="all")
@@ -56,6 +66,7 @@ class Group:
         """What sets the group apart, in a few words."""
         said = ["frozen"] if self.frozen else []
         said += [f"rate x {self.rate_factor:g}"] if self.rate_factor != 1.0 else []
+        said += [self.optimizer] * bool(self.optimizer)
         said += [f"weight decay {self.weight_decay:g}"] if self.weight_decay is not None else []
         return f"{', '.join(self.match)}: {', '.join(said) or 'as the others'}"
 
@@ -88,23 +99,23 @@ def by_parameter(groups: Sequence[Group], specs: Sequence[ParameterSpec]) -> dic
 
 def rate_and_decay(group: Group | None, optimizer: Optimizer, axes: int) -> tuple[float, float]:
     """Return the factor of the rate and the weight decay of a parameter with so many axes."""
-    by = group.optimizer(optimizer) if group else optimizer
+    by = group.moved_by(optimizer) if group else optimizer
     decay = by.weight_decay if by.decays == "all" or axes > 1 else 0.0
     return group.rate_factor if group else 1.0, decay
 
 
 def parameter_groups(
     graph: Graph, grouped: Mapping[str, Group], optimizer: Optimizer
-) -> tuple[tuple[int, ...], ...]:
-    """Return the elements of the parameters that a step updates, by the groups torch has of them.
+) -> tuple[tuple[Shape, ...], ...]:
+    """Return the shapes of the parameters that a step updates, by the groups torch has of them.
 
     Those are parameters of one rate and one weight decay.
     """
-    held: dict[tuple[float, float], list[int]] = {}
+    held: dict[tuple[float, float], list[Shape]] = {}
     for node in (graph.nodes[old] for old, _ in graph.updates):
         if node.op.name == "parameter":
             kind = rate_and_decay(grouped.get(node.name), optimizer, len(node.shape))
-            held.setdefault(kind, []).append(size(node.shape))
+            held.setdefault(kind, []).append(node.shape)
     return tuple(map(tuple, held.values()))
 
 

@@ -68,16 +68,16 @@ def trace_step(
     optimizer state, one buffer per running statistic. Outputs: "loss", "scaled_loss", "logits",
     "finite" (1.0 or 0.0), the new statistics NEXT + their name, and the unscaled gradients
     "grad:<parameter>" of all that the loss depends on, before `clipping`, which the updates read
-    and the finite check does not. Parameters of `groups` have rates and decays of their own, or
-    stay as they are. Of several `micro_batches` this is the last, added to those before.
-    InputError for an unknown loss.
+    and the finite check does not. Parameters of `groups` move by what is their own, or stay. Of
+    several `micro_batches` this is the last, added to those before. InputError for an unknown loss.
     """
     b = Builder()
     inputs = model.emit_inputs(b, batch_size)
     scalars = {name: emit_data(b, name, ()) for name in SCALARS}
     params = emit_arrays(b, model.parameters())
     grouped = by_parameter(groups, model.parameters())
-    states = {name: emit_states(b, optimizer, params[name]) for name in _trained(model, grouped)}
+    moving = _moving(optimizer, model, grouped)
+    states = {name: emit_states(b, by, params[name]) for name, by in moving.items()}
     traced = model.trace(b, {**inputs, **params, **model.emit_statistics(b)}, training=True)
     with b.scope(layer="loss", role="fprop"):
         root = emit_loss(b, model, loss, traced)
@@ -90,18 +90,22 @@ def trace_step(
     outputs |= {f"grad:{name}": grad for name, grad in grads.items()}
     grads = clipped(b, grads, clipping)
     moved = [(name, params[name], states[name], grad) for name, grad in grads.items()]
-    step = summed_at_once(b.graph(outputs, _updates(b, optimizer, moved, scalars, grouped)))
+    step = summed_at_once(b.graph(outputs, _updates(b, moving, moved, scalars, grouped)))
     return model.ruled_step(step) if isinstance(model, RuledModel) else step
 
 
-def _trained(model: Model, grouped: Mapping[str, Group]) -> list[str]:
+def _moving(
+    optimizer: Optimizer, model: Model, grouped: Mapping[str, Group]
+) -> dict[str, Optimizer]:
+    """Return the optimizer of every parameter that is trained."""
     frozen = {name for name, group in grouped.items() if group.frozen}
-    return [spec.name for spec in model.parameters() if spec.trained and spec.name not in frozen]
+    names = (s.name for s in model.parameters() if s.trained and s.name not in frozen)
+    return {n: grouped[n].moved_by(optimizer) if n in grouped else optimizer for n in names}
 
 
 def _updates(
     b: Builder,
-    optimizer: Optimizer,
+    moving: Mapping[str, Optimizer],
     moved: Sequence[tuple[str, int, tuple[int, ...], int]],
     scalars: Mapping[str, int],
     grouped: Mapping[str, Group],
@@ -113,8 +117,7 @@ def _updates(
         with b.scope(role="update", layer=b.nodes[parameter].layer):
             own = grouped.get(name)
             fed = grad, rates[own.rate_factor if own else 1.0], scalars[STEP_NUMBER]
-            by = own.optimizer(optimizer) if own else optimizer
-            updates += emit_update(b, by, parameter, states, *fed)
+            updates += emit_update(b, moving[name], parameter, states, *fed)
     return updates
 
 

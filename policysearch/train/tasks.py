@@ -367,6 +367,9 @@ class Task:
         for name in ("clip_norm", "clip_value"):
             if fields[name] is None:
                 del fields[name]
+        for group in fields["groups"]:
+            if not group["optimizer"]:
+                del group["optimizer"]
         if not self.groups:
             del fields["groups"]
         if self.accumulation_steps == 1:

@@ -25,6 +25,9 @@ Array = NDArray[Any]
 
 JITTER = 1e-7
 """Share by which the initial parameters are moved, to see how far that alone moves the losses."""
+JITTER_OF_PRODUCTS = 1e-5
+"""The same where an update multiplies in bfloat16: a bit of a gradient that sums in another order
+turn decides there, not their last bits, and this turns as many, some in a thousand."""
 DRAWS = 8
 """How often they are moved: of a chaotic training one draw tells little, by a factor of ten.
 
@@ -48,21 +51,31 @@ class Reference:
     followed_from: int
     gaps: Array
     partings: Array
+    jitter: float = JITTER
 
 
-def initials(model: Model, seed: int) -> Iterator[dict[str, FloatArray]]:
-    """Yield the initial values of the seed, then the same under DRAWS draws of JITTER."""
+def jitter_of(task: Task, model: Model) -> float:
+    """Return by how much initial values are moved, as a share of them."""
+    rule = task.build_optimizer().rule
+    multiplies = any(rule.of(spec.shape).products(spec.shape) for spec in model.parameters())
+    return JITTER_OF_PRODUCTS if multiplies else JITTER
+
+
+def initials(model: Model, seed: int, jitter: float) -> Iterator[dict[str, FloatArray]]:
+    """Yield the initial values of the seed, then the same under DRAWS draws of the jitter."""
     initial = initial_parameters(model, seed)
     yield initial
     for draw in range(DRAWS):
         rng = np.random.default_rng([seed, 2, draw])
         yield {
-            name: (value * (1.0 + JITTER * rng.standard_normal(value.shape))).astype(np.float32)
+            name: (value * (1.0 + jitter * rng.standard_normal(value.shape))).astype(np.float32)
             for name, value in initial.items()
         }
 
 
-def reference_of(run: Run, moved: Sequence[Run], scales: Array, skipped: Array) -> Reference:
+def reference_of(
+    run: Run, moved: Sequence[Run], scales: Array, skipped: Array, jitter: float = JITTER
+) -> Reference:
     """Return what a training with these scales and skips [steps] is compared with."""
     steps = len(scales)
     # A gradient at the edge of overflow overflows in one of two trainings that are as good. From
@@ -75,7 +88,7 @@ def reference_of(run: Run, moved: Sequence[Run], scales: Array, skipped: Array) 
         apart = steps
     partings = [parting(run, other.scales, other.skipped) for other in moved]
     gaps_of = [_gaps_up_to(run, *pair) for pair in zip(moved, partings, strict=True)]
-    return Reference(run, apart, np.max(gaps_of, axis=0), np.array(partings))
+    return Reference(run, apart, np.max(gaps_of, axis=0), np.array(partings), jitter)
 
 
 def _joined(first: Run, then: Run, step: int) -> Run:
@@ -116,7 +129,7 @@ def emulator_runs(
     task: Task, policy: Policy, model: Model, dataset: Dataset, seed: int, order: Array
 ) -> Iterator[Run]:
     """Yield the emulator's training, and those of its values moved."""
-    for initial in initials(model, seed):
+    for initial in initials(model, seed, jitter_of(task, model)):
         yield train(
             task, policy, seed, dataset=dataset, model=model, initial=initial, batch_indices=order
         )

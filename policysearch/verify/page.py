@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from policysearch.train.divergence import tail_mean
-from policysearch.verify.jittered_runs import BORDER, DRAWS, JITTER
+from policysearch.verify.jittered_runs import BORDER, DRAWS
 from policysearch.verify.verdict import EARLY_GAP, EARLY_STEPS, Verdict
 
 SHOWN = 10
@@ -51,8 +51,8 @@ def _summary(verdict: Verdict) -> list[str]:
         f"losses apart: {gaps[:EARLY_STEPS].max(initial=0.0):.1e} to step {EARLY_STEPS}, "
         f"{gaps.max(initial=0.0):.1e} to step {len(gaps)}; "
         f"allowed {verdict.allowed[0]:.1e} and {verdict.allowed[-1]:.1e}",
-        f"the emulator itself: {verdict.own_gap:.1e}, its initial values moved by {JITTER:g} "
-        f"(the largest of {DRAWS} draws{_until(verdict)})",
+        f"the emulator itself: {verdict.own_gap:.1e}, its initial values moved by "
+        f"{verdict.own.jitter:g} (the largest of {DRAWS} draws{_until(verdict)})",
         f"final gap, mean of {tail} steps: {final:+.1e} +- {verdict.own_gap:.1e}",
     ]
     if verdict.own.followed_from < count:

@@ -8,6 +8,7 @@ import json
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +26,7 @@ from policysearch.train.losses import LOSSES, loss_of
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 from policysearch.verify.gpu_rounding import AsAGpu, written_out
-from policysearch.verify.torch_optimizer import EmulatedDraws, torch_optimizer
+from policysearch.verify.torch_optimizer import EmulatedDraws, SideBySide, torch_optimizer
 from policysearch.verify.torch_trace import Trace, scale_events
 from policysearch.verify.torch_twin import Twin
 from policysearch.verify.verdict import FILE, JOB, RESULT, Job
@@ -157,7 +158,7 @@ def _steps(
 ) -> Iterator[Any]:
     """Yield (loss, scale, skipped) of every step; the first is traced."""
     task, (inputs, labels) = job.task, dataset.train
-    updated = _Updated(job.policy.optimizer_order == "eager", list(module.parameters()))
+    updated = _Updated(_rounds_ends_apart(job), list(module.parameters()))
     tensors = dict(zip(dict(module.named_parameters()), updated.tensors, strict=True))
     optimizer, begin = _stored_as_emulated(job, model, exported, tensors, grouped)
     nodes = task.tracing(model, task.batch_size).float32.nodes
@@ -198,7 +199,7 @@ def _stored_as_emulated(
     if job.policy.rounding.update.mode != "stochastic":
         return optimizer, lambda step: None
     exported.store_updates(optimizer)
-    exported.random_bits = EmulatedDraws(job.task, model, job.policy, job.seed, tensors)
+    exported.random_bits = EmulatedDraws(job.task, model, job.policy, job.seed, tensors, grouped)
     return optimizer, exported.random_bits.begin
 
 
@@ -215,6 +216,11 @@ def _clip(task: Task, scaler: Any, optimizer: Any, parameters: list[Any]) -> Non
     if task.clip_value is not None:
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_value_(parameters, task.clip_value)
+
+
+def _rounds_ends_apart(job: Job) -> bool:
+    """Whether what is left at a tensor's end is rounded otherwise; matrices stay what they are."""
+    return job.policy.optimizer_order == "eager" and job.task.build_optimizer().rule.elementwise
 
 
 class _Updated:
@@ -309,20 +315,25 @@ def named_loss(name: str, logits: Any, targets: Any) -> Any:
 def _optimizer(job: Job, parameters: Mapping[str, Any], grouped: Mapping[str, Group]) -> Any:
     """Return torch's optimizer of the task, in a group for every rate and weight decay."""
     task, policy = job.task, job.policy
-    held: dict[tuple[float, float], list[Any]] = {}
+    held: dict[Any, dict[tuple[float, float], list[Any]]] = {}
     for name, parameter in parameters.items():
-        group = grouped.get(name)
+        group, of_task = grouped.get(name), task.build_optimizer()
         if group is None or not group.frozen:
-            kind = rate_and_decay(group, task.build_optimizer(), parameter.dim())
-            held.setdefault(kind, []).append(parameter)
-    groups = [
-        {"params": params, "rate_factor": factor, "weight_decay": decay}
-        for (factor, decay), params in held.items()
-    ]
+            kind = rate_and_decay(group, of_task, parameter.dim())
+            by = group.moved_by(of_task) if group else of_task
+            alike = replace(by, weight_decay=of_task.weight_decay, decays=of_task.decays)
+            held.setdefault(alike, {}).setdefault(kind, []).append(parameter)
     # where the file rounds what is stored, torch's optimizer has float32 alone
     apart = policy.master_weights or policy.rounding.update.mode == "stochastic"
     fused = None if apart else policy.optimizer_order == "fused"
-    return torch_optimizer(task.build_optimizer(), groups, task.learning_rate, fused)
+    made = []
+    for optimizer, rows in held.items():
+        groups = [
+            {"params": params, "rate_factor": factor, "weight_decay": decay}
+            for (factor, decay), params in rows.items()
+        ]
+        made.append(torch_optimizer(optimizer, groups, task.learning_rate, fused))
+    return made[0] if len(made) == 1 else SideBySide(made)
 
 
 if __name__ == "__main__":

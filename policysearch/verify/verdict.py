@@ -32,6 +32,7 @@ from policysearch.verify.jittered_runs import (
     emulator_runs,
     gaps,
     is_borderline,
+    jitter_of,
     parting,
     reference_of,
 )
@@ -208,7 +209,7 @@ def verify(
     result = trained_in_torch(policy, task, model, seed, place, text)
     first, *moved = emulator_runs(task, running, model, dataset, seed, order)
     there = np.array(result["steps"], np.float64).T
-    ours = reference_of(first, moved, *there[1:])
+    ours = reference_of(first, moved, there[1], there[2], jitter_of(task, model))
     losses, scales, skipped = there[:, : len(ours.run.losses)]
     apart = parting(ours.run, scales, skipped)
     one_skips = apart < len(losses) and bool(scales[apart] == ours.run.scales[apart])

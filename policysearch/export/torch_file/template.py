@@ -140,9 +140,9 @@ def _step_one(optimizer, step, parameter):
 
 
 def _kept(state, parameter):
-    """Return the names of tensors in the shape of the parameter; a step's number is none."""
+    """Return the names of the tensors with as many axes as the parameter; a step has none."""
     alike = (n for n, x in state.items() if isinstance(x, torch.Tensor) and x.is_floating_point())
-    return [name for name in alike if state[name].shape == parameter.shape and name != "step"]
+    return [name for name in alike if state[name].dim() == parameter.dim() and name != "step"]
 
 
 def _rounded(values, dtype, parameter, place):

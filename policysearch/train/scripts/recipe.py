@@ -19,10 +19,11 @@ from policysearch.train.schedule import Schedule
 from policysearch.values import InputError
 
 STATES: Mapping[str, str] = {"exp_avg": "m", "exp_avg_sq": "v", "momentum_buffer": "velocity"}
-"""Names of torch's optimizer states, and ours."""
+"""Names of torch's optimizer states, and ours where those differ."""
 
 SETTINGS: Mapping[str, tuple[str, ...]] = {
     "betas": ("beta1", "beta2"),
+    "alpha": ("beta2",),
     "eps": ("epsilon",),
     "momentum": ("momentum",),
     "dampening": ("dampening",),
@@ -77,9 +78,8 @@ def read_optimizer(optimizer: Any, module: Any) -> Read:
     frozen = tuple(_exactly(name) for name in trained if name not in held)
     groups += [Group(frozen, frozen=True)] if frozen else []
     recipe |= {"learning_rate": base, "weight_decay": decay}
-    return Read(
-        {**recipe, **({"groups": tuple(groups)} if groups else {})}, *_state(optimizer, names)
-    )
+    state = _state(optimizer, names, rules()[recipe["optimizer"]])
+    return Read({**recipe, **({"groups": tuple(groups)} if groups else {})}, *state)
 
 
 def _usual_decay(rows: Sequence[Mapping[str, Any]]) -> float:
@@ -111,7 +111,7 @@ def _settings(optimizer: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     fields = {
         key: value
         for option, keys in SETTINGS.items()
-        if option in row
+        if option in row and len(_several(row[option])) == len(keys)
         for key, value in zip(keys, _several(row[option]), strict=True)
     }
     kinds = [rule for rule in rules().values() if _is_of(rule, optimizer, fields)]
@@ -135,7 +135,7 @@ def _settings(optimizer: Any, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _default(optimizer: Any, option: str) -> Any:
     """Return what an option is if nobody says so."""
-    made = type(optimizer)([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    made = type(optimizer)([torch.nn.Parameter(torch.zeros(1, 1))], lr=0.1)
     return made.param_groups[0].get(option)
 
 
@@ -149,7 +149,9 @@ def _several(value: Any) -> Sequence[Any]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
-def _state(optimizer: Any, names: Mapping[int, str]) -> tuple[dict[str, FloatArray], int]:
+def _state(
+    optimizer: Any, names: Mapping[int, str], rule: Rule
+) -> tuple[dict[str, FloatArray], int]:
     """Return the optimizer's state by "<parameter>.<state>", and how many updates made it."""
     arrays: dict[str, FloatArray] = {}
     counts = set[int]()
@@ -158,10 +160,12 @@ def _state(optimizer: Any, names: Mapping[int, str]) -> tuple[dict[str, FloatArr
             if key == "step":
                 counts.add(int(value))
             elif isinstance(value, torch.Tensor):
-                if key not in STATES:
-                    raise InputError(f"optimizer state {key}; expected {', '.join(STATES)}")
+                own = rule.kept(tuple(parameter.shape))
+                name = key if key in own else STATES.get(key, key)
+                if name not in own:
+                    raise InputError(f"optimizer state {key}; expected {', '.join(own)}")
                 array = value.detach().to(torch.float32).cpu().numpy().copy()
-                arrays[f"{names[id(parameter)]}.{STATES[key]}"] = array
+                arrays[f"{names[id(parameter)]}.{name}"] = array
     if len(counts) > 1:
         raise InputError(f"optimizer: {sorted(counts)} updates; expected as many of each parameter")
     # SGD counts none: what matters is that the first velocity is not the gradient itself.
