@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,11 @@ def _set(part: Any, value: Callable[[Any], Any]) -> Function:
 
 def _along(x: Any, row: int, columns: int) -> Any:
     return NUMBERS[row, :, None].expand(len(x), 3, columns)
+
+
+def _bags(x: Any, mode: str) -> Any:
+    table = x[0].reshape(6, 4)
+    return x * F.embedding_bag(NUMBERS.roll(1, 1), table, mode=mode, padding_idx=3).sum()
 
 
 def _added_below(x: Any) -> Any:
@@ -155,6 +161,25 @@ CASES: dict[str, tuple[tuple[int, ...], Function]] = {
     "embedding_bag of maxima": (
         FLAT,
         lambda x: x * F.embedding_bag(NUMBERS, x[0].reshape(6, 4), mode="max").sum(),
+    ),
+    **{
+        f"embedding_bag of {mode}s, some left out": (FLAT, partial(_bags, mode=mode))
+        for mode in ("sum", "mean", "max")
+    },
+    "embedding_bag, bags of other sizes": (
+        FLAT,
+        lambda x: (
+            x * F.embedding_bag(NUMBERS.ravel(), x[0].reshape(6, 4), torch.tensor([0, 2, 2])).sum()
+        ),
+    ),
+    "ones": (
+        FLAT,
+        lambda x: (x @ x.t() * (2 * torch.eye(len(x)) - torch.ones(len(x), len(x)))) @ x,
+    ),
+    "zeros": (FLAT, lambda x: (x @ x.t() * (torch.eye(len(x)) - torch.zeros(len(x), len(x)))) @ x),
+    "full": (
+        FLAT,
+        lambda x: (x @ x.t() * (torch.eye(len(x)) - torch.full((len(x), len(x)), 3))) @ x,
     ),
     "detach": (ROWS, lambda x: x * x.detach()),
     "no gradients": (ROWS, _without_gradients),

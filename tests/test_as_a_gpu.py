@@ -76,6 +76,17 @@ def test_gradients_of_a_batch_norm_are_those_of_values_in_one_order(axes: tuple[
     assert not any(map(torch.equal, gradients(contiguous=False), expected))
 
 
+@pytest.mark.parametrize("call", [torch.mul, torch.div, torch.add, torch.sub])
+def test_a_number_in_a_tensor_is_rounded_to_the_format_that_it_meets(call: Any) -> None:
+    x, factor, changed = torch.linspace(1.0, 2.0, 100).bfloat16(), torch.tensor(0.3), []
+    for a, b in ((x, factor), (factor, x)):
+        expected = call(a.bfloat16().float(), b.bfloat16().float()).bfloat16()
+        with AsAGpu():
+            assert torch.equal(call(a, b), expected)
+        changed.append(not torch.equal(call(a, b), expected))
+    assert any(changed) == (call in (torch.mul, torch.div))
+
+
 def test_a_root_of_few_values_rounds_once() -> None:
     x = torch.linspace(1.0, 2.0, 15).half()
     expected = torch.rsqrt(x.float()).half()

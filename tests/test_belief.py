@@ -8,15 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import multivariate_normal, multivariate_t
-from scipy.stats import t as student
+from scipy.stats import multivariate_normal
 
-from benchmarks.search.tables import load, mean_problem
 from policysearch.search import fit as surrogate_fit
 from policysearch.search import surrogate
 from policysearch.search.fit import Fit, fit_at, observations_of, settled
 from policysearch.search.hypervolume import Array
-from policysearch.search.posterior import Sensitivity, by_chance
+from policysearch.search.posterior import Sensitivity
 from policysearch.search.surrogate import Hyperparameters, prior_of, with_hints
 from policysearch.space.options import Decisions, Option
 
@@ -250,49 +248,3 @@ def test_what_was_told_counts_by_its_evidence() -> None:
     for each, (weight, mean, sd) in zip(found, kept, strict=True):
         assert each.weight == pytest.approx(weight)
         np.testing.assert_allclose((each.mean, each.sd), (mean, sd))
-
-
-@pytest.mark.parametrize("count", [1, 4, 9])
-def test_chance_is_a_gaussian_of_unknown_mean_and_variance(count: int) -> None:
-    """Against the multivariate t that these are, from scipy."""
-    rng = np.random.default_rng(count)
-    told, middle = 4.0 + 2.0 * rng.standard_normal(count), 3.0
-
-    def logpdf(gaps: Array) -> float:
-        shape = np.eye(len(gaps)) + 1.0
-        return float(multivariate_t(np.full(len(gaps), middle), shape, df=2.0).logpdf(gaps))
-
-    chance = by_chance(told, middle)
-    assert chance.evidence == pytest.approx(logpdf(told) + 0.5 * count * math.log(2.0 * math.pi))
-    (belief,) = [chance.belief(3)]
-    following = student(2.0 * chance.shape, belief.mean[0], belief.sd[0])
-    for gap in (-5.0, 2.0, 7.0):
-        beside = logpdf(np.append(told, gap)) - logpdf(told)
-        assert following.logpdf(gap) == pytest.approx(beside)
-    drawn = chance.drawn(2, 40_000, rng)
-    for level in (0.1, 0.5, 0.9):
-        assert (drawn < following.ppf(level)).mean() == pytest.approx(level, abs=0.01)
-    ranks = drawn.argsort(axis=0).argsort(axis=0).T
-    assert np.asarray(np.corrcoef(ranks))[0, 1] > 0.02  # one mean for both
-
-
-def test_decisions_explain_what_is_theirs_and_no_noise() -> None:
-    """Gaps of a table, and the same dealt out anew among its policies."""
-    table = load("mlp-digits-0.1.0")
-    gaps, free = mean_problem(table).true, np.flatnonzero(~table.exact)
-    for seed in range(4):
-        rng = np.random.default_rng(seed)
-        told = rng.permutation(free)[:12]
-        dealt = gaps.copy()
-        dealt[free] = gaps[rng.permutation(free)]
-        scale = table.measure.smallest_gap, table.measure.largest_gap
-        sure, lost = (
-            Sensitivity(table.decisions, table.rows[told], each[told], *scale)
-            for each in (gaps, dealt)
-        )
-        assert sure.explains and not lost.explains
-        rows = table.rows[free]
-        assert len({*sure.sober(rows)[0].mean.round(6)}) > 20
-        (same,) = lost.sober(rows)
-        assert len({*same.mean}) == len({*same.sd}) == 1
-    assert Sensitivity(table.decisions, table.rows[:0], gaps[:0], *scale).explains

@@ -13,8 +13,7 @@ from scipy.stats import norm
 
 import policysearch
 from benchmarks.search.goals import Counted, counted
-from benchmarks.search.searches import Choice
-from benchmarks.search.tables import load, mean_problem, problems
+from benchmarks.search.tables import load, mean_problem
 from policysearch.cost.devices import DEVICES
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
@@ -256,22 +255,6 @@ def test_a_search_for_a_metric_ends_with_a_policy_that_has_it(
     holds = [place for place, value in enumerate(metrics) if value is not None and value <= bound]
     # What was under way beside the policy that has it is trained to its end.
     assert holds and 0 < holds[0] >= len(metrics) - goal.study.workers
-
-
-def test_where_gaps_are_noise_the_fastest_is_asked_for() -> None:
-    """Of a table whose two seeds rank policies with a correlation of .01."""
-    table = load("lenet5-layers")
-    problem, goal = problems(table)[0], Goal("time", gap=4e-3)
-    choice = Choice(table)
-    searcher = choice.searcher(goal)
-    for _ in range(9):
-        ((row, costs),) = searcher.ask()
-        searcher.tell(row, costs, float(problem.told[choice.places[row]]))
-    assert not searcher._fit().explains and len(searcher._told) % 2
-    known = {choice.places[row] for row in searcher._told}
-    times = [choice.costs(place)[0] for place in choice.places.values() if place not in known]
-    ((row, costs),) = searcher.ask()
-    assert costs[0] == min(times)
 
 
 def test_goals_take_fewer_trainings_than_filtering() -> None:

@@ -94,9 +94,9 @@ REFUSED: dict[str, tuple[Function, str]] = {
         lambda x: x.masked_scatter(MASK, x * x),
         r"masked_scatter: a selection whose size depends on values; keep .* choose by torch.where",
     ),
-    "bags of several sizes": (
-        lambda x: F.embedding_bag(torch.arange(6), x[0].T, torch.tensor([0, 2])).sum() * x,
-        r"embedding_bag: bags of several sizes; give numbers \[batch, size of a bag\]",
+    "bags that are fed": (
+        lambda x: F.embedding_bag(torch.arange(6), x[0].T, x[0].long().flatten()[:2] * 0).sum() * x,
+        r"embedding_bag: bags that are fed; give numbers \[batch, size of a bag\] and padding_idx",
     ),
     "the larger of two": (
         lambda x: x.scatter_reduce(1, MASK.long()[None].expand(len(x), 4, 6), x, "amax"),

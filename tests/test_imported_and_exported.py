@@ -36,6 +36,10 @@ def normal(x: Any) -> Any:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
 
 
+def angles() -> Any:
+    return 1 / 100 ** torch.linspace(0, 1, WIDTH // 4)
+
+
 BETWEEN: Mapping[str, Callable[[Any], Any]] = {
     "to": lambda h: normal(h.float()).to(h.dtype),
     "type_as": lambda h: normal(h.float()).type_as(h),
@@ -44,6 +48,15 @@ BETWEEN: Mapping[str, Callable[[Any], Any]] = {
     "quotient": lambda h: 2.7 / (h * h + 1),
     "not back": lambda h: normal(h.float()) + h,
     "F.normalize": lambda h: F.normalize(h, dim=-1),
+    "pairs of an einsum": lambda h: torch.einsum(
+        "bij,jk,b->bik",
+        *(h.unflatten(1, (4, -1)), angles().diag().roll(1, 0), h.detach().float().mean(-1)),
+    ).flatten(1),
+    "product of constants": lambda h: h * torch.outer(torch.arange(4.0), angles()).cos().flatten(),
+    "pairwise distance": lambda h: h * F.pairwise_distance(1.5 * h, h, keepdim=True),
+    "constants of a format": lambda h: torch.cat(
+        (torch.zeros(len(h), 1, dtype=h.dtype), h[:, 1:].float().to(h.dtype)), 1
+    ),
 }
 
 
@@ -61,15 +74,58 @@ class Casting(nn.Module):
 
 
 class Attending(nn.Module):
-    """Attention whose weights are asked for: a softmax between two products."""
+    """Attention; where its weights are asked for, a softmax between two products."""
 
-    def __init__(self) -> None:
+    def __init__(self, need_weights: bool) -> None:
         super().__init__()
         self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.need_weights = need_weights
 
     def forward(self, h: Any) -> Any:
         x = h.reshape(-1, WIDTH // 4, 4)
-        return self.attention(x, x, x)[0].flatten(1)
+        return self.attention(x, x, x, need_weights=self.need_weights)[0].flatten(1)
+
+
+class Shifting(nn.Module):
+    """A parameter added in place, which leaves the format of what it is added to, or cast to it."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.shift, self.in_place = nn.Parameter(torch.randn(WIDTH)), in_place
+
+    def forward(self, h: Any) -> Any:
+        if self.in_place:
+            return (1.5 * h).add_(self.shift)
+        return 1.5 * h + self.shift.to(h.dtype)
+
+
+class Latents(nn.Module):
+    """Parameters that are the same for every example, through a linear: a cast writes them out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latents, self.project = nn.Parameter(torch.randn(4, 8)), nn.Linear(8, 8)
+
+    def forward(self, h: Any) -> Any:
+        return h * self.project(self.latents.expand(len(h), -1, -1)).flatten(1)
+
+
+class Angles(nn.Module):
+    """Constants multiplied by a module of their own, as rotary positions are."""
+
+    def forward(self) -> Any:
+        return (31 * (torch.arange(4.0)[:, None] @ angles()[None])).cos()
+
+
+class Rotating(nn.Module):
+    """Values times Angles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.angles = Angles()
+
+    def forward(self, h: Any) -> Any:
+        return h * self.angles().flatten()
 
 
 class Recurring(nn.Module):
@@ -91,21 +147,39 @@ class Recurring(nn.Module):
 
 
 INSIDE: Mapping[str, Callable[[], Any]] = {
-    "attention": Attending,
+    "attention": lambda: Attending(need_weights=True),
+    "attention in one call": lambda: Attending(need_weights=False),
+    "in place": lambda: Shifting(in_place=True),
+    "a parameter cast": lambda: Shifting(in_place=False),
+    "a module of constants": Rotating,
+    "repeated parameters": Latents,
     "gru both ways": lambda: Recurring(nn.GRU(4, 2, 2, bidirectional=True, batch_first=True)),
     "gru, steps first": lambda: Recurring(nn.GRU(4, 4)),
     "rnn": lambda: Recurring(nn.RNN(4, 4, batch_first=True)),
 }
 
 
-@pytest.mark.parametrize("name", [*BETWEEN, *INSIDE])
-@pytest.mark.parametrize("policy_name", ["torch.autocast.bfloat16", "bfloat16"])
+POLICIES = ("torch.autocast.bfloat16", "bfloat16")
+NOT_STORED_LOW = ("product of constants", "repeated parameters")
+"""Cases of float32 parameters: the file rounds products of constants, and casts no low ones."""
+
+CASES = [
+    (policy, name)
+    for name in (*BETWEEN, *INSIDE)
+    for policy in POLICIES
+    if policy != "bfloat16" or name not in NOT_STORED_LOW
+]
+
+
+@pytest.mark.parametrize(("policy_name", "name"), CASES)
 def test_values_and_gradients_are_those_of_the_exported_module(policy_name: str, name: str) -> None:
     torch.manual_seed(0)
     module, rng = Casting(BETWEEN.get(name) or INSIDE[name]()), np.random.default_rng(0)
     x = rng.standard_normal((BATCH, WIDTH)).astype(np.float32)
     labels = rng.integers(0, CLASSES, BATCH)
     model = imported(module, (x,))
+    if name == "attention in one call":
+        model = model.with_attention("math")
     policy = runs(preset(policy_name, model.layer_names), model)
     step = compile_graph(apply_policy(trace_step(model, LOSS, Optimizer("sgd"), BATCH), policy))
     scalars: dict[str, Any] = {LOSS_SCALE: 1, INVERSE_SCALE: 1, LEARNING_RATE: 0, STEP_NUMBER: 1}

@@ -229,11 +229,12 @@ def test_a_failing_member_of_the_front_is_crossed_out(results: Results) -> None:
 def test_what_was_expected_of_a_gap_stands_beside_what_was_measured(results: Results) -> None:
     assert "as the search expected" not in page(results)
     told = {2: (2e-5, 1e-5, 4e-5), 4: (1e-3, 5e-4, 2e-3)}  # measured: 2.1e-5 and 4.2e-5
+    told[0] = (1e-12, 1e-13, 1e-11)  # float32's own: whatever is below the noise is equal
     trials = tuple(replace(t, expected=told.get(t.number)) for t in results.trials)
     tree = tree_of(page(replace(results, trials=trials)))
     said = " ".join(tree.texts)
     assert "Did it come out as the search expected?" in said
-    assert "1 of 2 lie within" in said
+    assert "2 of 3 lie within" in said
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -172,11 +172,16 @@ def test_mistakes_are_named(tmp_path: Path, old: str, new: str, message: str) ->
 
 
 def test_eight_devices_keep_the_published_speedup() -> None:
-    """The bar is 5 % of speedup(8) / speedup(1)."""
+    """The bar is 5 % of speedup(8) / speedup(1).
+
+    One row, with delayed scaling, is published at a third of it and approximate; it is not met.
+    """
     rows, left, _ = ranks_of()
     eight = [row for row in rows if row.devices == 8]
-    assert len(eight) == 5 and all(abs(row.error) <= 0.05 for row in eight), eight
-    assert len(rows) == 21 and "no like row of one device" in left
+    assert len(eight) == 6 and [row.id for row in eight if abs(row.error) > 0.05] == ["2/109"], (
+        eight
+    )
+    assert len(rows) == 22 and "no like row of one device" in left
     assert all(0.5 < row.modeled < 1.5 for row in rows)
 
 

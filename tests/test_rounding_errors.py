@@ -10,12 +10,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import policysearch
 from benchmarks.search.predicted import scored
 from benchmarks.search.tables import load
+from policysearch.cli import main
 from policysearch.objective import rounding_errors as module
 from policysearch.objective.objective import Objective
 from policysearch.objective.rounding_errors import rounding_errors
 from policysearch.policy.policy import Policy, uniform_layer
+from policysearch.report.one_trial import trial_page
+from policysearch.report.table import front_table
 from policysearch.space.encoding import Encoding
 from policysearch.study.probes import probe_cost, probe_steps, probed_policies, probes
 from policysearch.study.questions.untrained import expectation, expected
@@ -23,6 +27,8 @@ from policysearch.study.specification import load_spec, objective_of, space_of
 from policysearch.train.paired_run import Moment, PairedRun, along
 from policysearch.train.trainer import Trainer
 from policysearch.values import InputError
+from tests.studies import write_study
+from tests.test_goals import GAIN, WIDE
 
 SEARCH = Path(__file__).parents[1] / "benchmarks" / "search"
 
@@ -147,3 +153,32 @@ def test_a_study_that_probes_asks_from_its_probes() -> None:
     assert [plan.probed_seed for plan in plans] == [None, spec.study.seeds[0]]
     with pytest.raises(InputError, match="probe: true with sampler 'tpe'"):
         replace(spec.study, probe=True, sampler="tpe")
+
+
+@pytest.mark.usefixtures("one_process")
+def test_what_was_expected_stands_beside_what_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of what a probing search asked for itself, and of nothing where nothing was expected."""
+    steps = "steps = 6\ntail_steps = 3", "steps = 40\ntail_steps = 9"
+    path = write_study(tmp_path, GAIN, *WIDE, steps, ("trials = 6", "trials = 7\nprobe = true"))
+    spec, storage = load_spec(path), tmp_path / "journal"
+    results = policysearch.run_study(spec, storage, processes=1)
+    own = [trial for trial in results.trials if trial.expected]
+    assert own and not any(trial.presets for trial in own)
+    again = policysearch.load_results(spec, storage)
+    assert [t.expected for t in again.trials] == [t.expected for t in results.trials]
+    least = results.resolution_gap
+    held = sum(
+        low <= max(least, t.loss_gap) and t.loss_gap <= max(least, high)
+        for t in own
+        for _, low, high in [t.expected or ()]
+    )
+    line = f"\n{held} of {len(own)} gaps lie where four in five were expected before"
+    assert main(["show", str(path), "--storage", str(storage)]) == 0
+    assert line in capsys.readouterr().out
+    assert "\nbefore it was trained " in trial_page(results, own[-1].number)
+    other = next(trial for trial in results.trials if not trial.expected)
+    assert "before it was trained" not in trial_page(results, other.number)
+    none = tuple(replace(trial, expected=None) for trial in results.trials)
+    assert "were expected before" not in front_table(replace(results, trials=none))

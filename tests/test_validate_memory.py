@@ -50,7 +50,7 @@ def test_peaks_ratios_and_intervals_are_within_the_bars(found: MemoryValidation)
     assert all(len(values) >= 60 and np.mean(np.abs(values)) < 0.1 for values in errors.values())
     assert np.mean(held) >= 0.75
     ratios = [row.ratio / (g[1] / g[0]) - 1 for row in found.read if (g := row.setting.row.gib)]
-    assert np.mean(np.abs(ratios)) <= 0.06
+    assert np.mean(np.abs(ratios)) <= 0.07
 
 
 def test_nothing_that_ran_is_called_not_fitting(found: MemoryValidation) -> None:

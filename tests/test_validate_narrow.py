@@ -24,6 +24,7 @@ from benchmarks.validation.narrow.rows import (
 )
 from benchmarks.validation.narrow.rows import SHIPPED as NARROW
 from benchmarks.validation.narrow.scalings import SCALINGS, scaling_named
+from benchmarks.validation.pages.narrow_page import judged_rows
 from policysearch.cost.devices import DEVICES, Sourced
 from policysearch.cost.gemm import product_rate
 from policysearch.cost.parallel.collectives import interconnect
@@ -47,8 +48,34 @@ def modeled() -> list[tuple[NarrowRow, float]]:
 def test_eight_bit_rows_are_within_the_bars(modeled: list[tuple[NarrowRow, float]]) -> None:
     whole = [abs(m - r.speedup) for r, m in modeled if r.kind == "end-to-end"]
     parts = [abs(m - r.speedup) for r, m in modeled if r.kind in ("layer", "gemm")]
-    assert (len(whole), len(parts)) == (79, 32)
-    assert np.mean(whole) <= 0.10 and np.mean(parts) <= 0.15
+    assert (len(whole), len(parts)) == (151, 71)
+    assert np.mean(whole) <= 0.10 and np.mean(parts) <= 0.20
+    published = np.array([r.speedup for r, _ in modeled if r.kind == "end-to-end"])
+    assert np.mean(whole) < np.abs(published - np.median(published)).mean() / 1.5
+    over = [(m, r) for r, m in modeled if is_eight_bit_baseline(r) and "mx" in r.formats[1]]
+    assert len(over) >= 15 and np.mean([abs(m - r.speedup) for m, r in over]) <= 0.10
+
+
+def is_eight_bit_baseline(row: NarrowRow) -> bool:
+    return "fp8" in row.formats[0].lower()
+
+
+def test_nearly_all_rows_are_priced() -> None:
+    rows = read_narrow_rows()
+    refused = {row.id for row, _ in judged_rows(rows)[1]}
+    assert len(rows) == 274 and len(refused) <= 20
+    assert {"2/16", "2/113"} <= refused
+
+
+def test_a_pipeline_has_gradients_of_its_own_stage() -> None:
+    """A 405B on 128 devices in eight stages of two parts of sequences and four of products."""
+    row = next(r for r in read_narrow_rows() if r.id == "2/7")
+    assert (row.stages, row.shards, row.devices) == (8, 4, 128)
+    assert row.parallel == Parallel(8, tensor=4, zero=1) and row.micro_batches == 32
+    said = narrow_speedup(row)
+    alone = narrow_speedup(dataclasses.replace(row, parallelism="TP4", framework="x"))
+    assert said > 1.4 and said > alone + 0.05
+    assert dataclasses.replace(row, parallelism="see the table").parallel == Parallel(1, 1, 0)
 
 
 def off_by_more(most: float) -> pytest.MarkDecorator:
@@ -115,7 +142,6 @@ def test_gathers_of_rows_are_not_hidden(modeled: list[tuple[NarrowRow, float]]) 
     assert found["87"][1] < 1
 
 
-@pytest.mark.xfail(reason="a 70B in rows whose products wait: published 1.004, modeled 0.946")
 def test_rows_whose_products_wait_are_no_slower(modeled: list[tuple[NarrowRow, float]]) -> None:
     (waits,) = (m for r, m in modeled if r.id == "86")
     assert waits > 1
@@ -292,7 +318,7 @@ def test_the_command_ends_with_the_error(
     assert lines[-1] == f"mean absolute error {error:.3f}"
     parts = [abs(m - r.speedup) for r, m in modeled if r.kind in ("layer", "gemm")]
     together = f"layers and gemms together, 8 bits and below: {len(parts)} rows, mean absolute"
-    assert len(parts) == 32 and lines[-2].startswith(f"{together} error {np.mean(parts):.3f}, ")
+    assert len(parts) == 71 and lines[-2].startswith(f"{together} error {np.mean(parts):.3f}, ")
     assert any("shapes are not given" in line for line in lines)
     assert validation(["--narrow", "--place", "cpu"]) == 2
     path = tmp_path / "rows.json"

@@ -83,7 +83,11 @@ def _result(of_net: Verdict) -> str:
         return "wrong"
     if of_net.half is None:
         return "in, no bfloat16 in torch"
-    return "in" if of_net.half.within(HALF, LEAST) else "in, bfloat16 apart"
+    if of_net.half.within(HALF, LEAST):
+        return "in"
+    assert of_net.summed is not None
+    sums = of_net.summed.within(HALF, LEAST)
+    return "in, bfloat16 as sums in other orders" if sums else "in, bfloat16 apart"
 
 
 def _numbers(distance: Distance | None) -> tuple[str, ...]:

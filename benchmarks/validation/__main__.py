@@ -13,8 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from benchmarks.validation.fit import known_of, write_known
-from benchmarks.validation.narrow.rows import SHIPPED as NARROW_ROWS
-from benchmarks.validation.narrow.rows import narrow_row_of
+from benchmarks.validation.narrow.rows import narrow_row_of, read_narrow_rows
 from benchmarks.validation.pages.memory_page import memory_validation_page
 from benchmarks.validation.pages.narrow_page import judged_rows, narrow_page
 from benchmarks.validation.pages.ranks_page import ranks_page
@@ -120,7 +119,8 @@ def _ranks(options: argparse.Namespace) -> tuple[str, Sequence[str]]:
 
 
 def _narrow(options: argparse.Namespace) -> tuple[str, Sequence[str]]:
-    read = _read(options, options.rows or NARROW_ROWS, narrow_row_of)
+    given = Read(read_narrow_rows(), ())
+    read = _read(options, options.rows, narrow_row_of) if options.rows else given
     judged, unbuilt = judged_rows(read.rows)
     need(judged, [*read.refused, *(reason for _, reason in unbuilt)], options.rows)
     return narrow_page(judged, unbuilt), read.refused

@@ -16,10 +16,16 @@ from policysearch.graph import size
 from policysearch.nn.model import Model
 from policysearch.objective.published.aliases import device_of
 from policysearch.objective.published.models import model_at
-from policysearch.objective.published.networks import Network, network_named
+from policysearch.objective.published.networks import Network, as_run_by, network_named
 from policysearch.objective.published.policies import policy_of
 from policysearch.objective.published.row_file import Fields, read_file
-from policysearch.objective.published.stacks import FLOAT16, FLOAT32, Precision, pair_named
+from policysearch.objective.published.stacks import (
+    FLOAT16,
+    FLOAT32,
+    Precision,
+    pair_named,
+    torch_version,
+)
 from policysearch.optimizers.optimizer import Optimizer, trained
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.step import trace_step
@@ -127,7 +133,8 @@ class Training:
     @property
     def model(self) -> Model:
         """The network; since gradients are given back torch has attention in one kernel, too."""
-        return model_at(self.network, self.length, not self.persistent_gradients)
+        fused = not (self.persistent_gradients or self.network.recipe.written_attention)
+        return model_at(self.network, self.length, fused)
 
 
 @lru_cache(maxsize=256)
@@ -209,7 +216,7 @@ def card_gib(label: str) -> float:
 
 def memory_setting_of(row: MemoryRow) -> MemorySetting:
     """Return what a row was run with; InputError says what of it is not known."""
-    network = network_named(re.sub(r"\s*\(.*\)", "", row.model))
+    network = as_run_by(network_named(re.sub(r"\s*\(.*\)", "", row.model)), row.framework)
     mode = row.mode.upper().replace("_", "-")
     if mode not in MODES:
         raise InputError(f"unknown mode {row.mode!r}; expected one of {', '.join(MODES)}")
@@ -248,5 +255,5 @@ def training(
 
 def _modern(framework: str) -> bool:
     """Whether a framework is a torch whose gradients are given back between steps: 2 or newer."""
-    found = re.search(r"pytorch (\d+)", framework.lower())
-    return found is not None and int(found[1]) >= 2
+    version = torch_version(framework)
+    return version is not None and version >= (2, 0)

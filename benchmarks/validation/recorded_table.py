@@ -53,6 +53,27 @@ MAKERS: Mapping[str, Maker] = MappingProxyType(
         "electra-base-squad": Maker("texts.bert", ("base", "squad"), TOKENS),
         "transformer-xl-base": Maker("memories.transformer_xl", ("base",), "own"),
         "transformer-xl-large": Maker("memories.transformer_xl", ("large",), "own"),
+        **{
+            name: Maker("words.encoder", (name,), TOKENS)
+            for name in (
+                "bert-base-mlm",
+                "distilbert",
+                "electra-small",
+            )
+        },
+        **{name: Maker("words.decoder", (name,), TOKENS) for name in ("gpt2",)},
+        **{
+            name: Maker("words.pair", (name,), TOKENS)
+            for name in (
+                "bart-base",
+                "t5-small",
+            )
+        },
+        "ssd300": Maker("detectors.ssd", (), "own"),
+        "yolov3": Maker("detectors.yolo", (), "own"),
+        "unet": Maker("volumes.plain_unet", (), TOKENS),
+        "dlrm": Maker("tables.dlrm", (), BINARY),
+        "waveglow": Maker("frames.waveglow", (), "own"),
         "gnmt": Maker("texts.gnmt", (), TOKENS),
         "ncf": Maker("tables.ncf", (), BINARY),
         "wide-and-deep": Maker("tables.wide_and_deep", (), BINARY),

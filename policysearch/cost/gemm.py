@@ -42,7 +42,7 @@ OLDEST_UNALIGNED_LIBRARY = 11
 OLDEST_MATRIX_CONVOLUTIONS = 10
 """First CUDA generation whose cuDNN is taken to run whole trainings on the matrix unit."""
 
-NARROW_RATES: Mapping[str, float] = MappingProxyType({"current": 1.0, "mx": 0.95, "nvfp4": 0.5})
+NARROW_RATES: Mapping[str, float] = MappingProxyType({"current": 1.0, "mx": 0.95, "nvfp4": 0.7})
 """By recipe, what scaling leaves of the rate that large products of the format achieve.
 
 That rate is measured with scales of whole tensors; the rest is assumed.

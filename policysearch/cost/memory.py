@@ -40,11 +40,11 @@ LARGEST_BATCH = 2**24
 """No larger batch is tried."""
 
 
-FRAGMENTS = 8.545
+FRAGMENTS = 6.502
 """Reserved over live bytes, less one, over the share of a block. `python -m benchmarks.validation
 --memory` prints it, and the next."""
 
-RESERVED_INTERVAL = (0.935, 1.165)
+RESERVED_INTERVAL = (0.937, 1.281)
 """Factors on the expected reserved bytes between which 80 % of readings lie."""
 
 

@@ -21,17 +21,12 @@ import torch.nn.attention
 # What runs scaled_dot_product_attention: the first of these that can.
 KERNELS = [getattr(torch.nn.attention.SDPBackend, name) for name in $kernels]
 
-ATTENTIONS = (
-    torch.nn.functional.scaled_dot_product_attention,
-    torch.nn.functional.multi_head_attention_forward,
-)
-
 
 class _Layer(_Layer):
     """Calls attention with these kernels."""
 
     def call(self, function, args, kwargs):
-        if function not in ATTENTIONS:
+        if function is not torch.nn.functional.scaled_dot_product_attention:
             return super().call(function, args, kwargs)
         with torch.nn.attention.sdpa_kernel(KERNELS):
             return super().call(function, args, kwargs)

@@ -298,6 +298,11 @@ def _loss_scale(scale: LossScale) -> LossScale:
     )
 
 
+def folded(model: Model) -> tuple[str, ...]:
+    """Return the modules that compute constants alone."""
+    return model.program.folded if isinstance(model, TorchModel) else ()
+
+
 def holders(model: Model) -> Iterator[tuple[str, str]]:
     """Yield the modules that hold parameters, each with the layer that these belong to."""
     layers = {spec.name: spec.layer for spec in model.parameters()}

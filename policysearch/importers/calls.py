@@ -113,6 +113,8 @@ def _emit(tracer: Tracer, call: Call) -> None:
         tracer.follow(result)
     tracer.keep(call.name, result, call.kind)
     if call.changed:
+        if isinstance(result, Tensor) and call.kind == FLOATS:
+            tracer.stored_in(result)
         tracer.keep(call.changed, result, call.kind)
 
 

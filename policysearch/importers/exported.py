@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_impls import op_implementations_dict
 
-from policysearch.importers.aliases import Aliases, in_place, op_of, open_regions
+from policysearch.importers.aliases import VIEWS, Aliases, in_place, op_of, open_regions
 from policysearch.importers.decomposition import take_apart
 from policysearch.importers.program import FLOATS, TRUTHS, WHOLES, Extent, extent, resolved
 from policysearch.importers.rules import rule_of
@@ -128,6 +128,8 @@ def exported(module: Any, inputs: tuple[Any, ...], training: bool = True) -> Any
             own_gradients_refused(),
             # what distributions check of their arguments is a branch on values
             mock.patch.object(torch.distributions.Distribution, "_validate_args", False),
+            # transformers has grouped queries without copies of keys, but not where it is exported
+            mock.patch.dict(os.environ, {"TRANSFORMERS_SDPA_FORCE_GQA": "1"}),
             alignments_known(),
         ):
             warnings.simplefilter("ignore")
@@ -395,18 +397,6 @@ def _depends(values: Sequence[Any]) -> InputError:
     )
 
 
-def value_of(node: Any, values: Mapping[str, Any]) -> Any:
-    """Return what a call gives on real values."""
-
-    def real(x: Any) -> Any:
-        return values[x.name]
-
-    arguments = torch.fx.node.map_arg(node.args, real)
-    options = torch.fx.node.map_arg(node.kwargs, real)
-    with torch.no_grad():  # a region without gradients that fails would leave them off
-        return node.target(*arguments, **options)
-
-
 def adds_apart(node: Any) -> bool:
     """Return whether a linear adds its bias to the rounded product, in a rounding of its own.
 
@@ -422,7 +412,22 @@ def adds_apart(node: Any) -> bool:
         if len(set(states)) == 1:
             return False
         rows = rows.transpose(0, 1) if node.args[-1] else rows
-    return rows.dim() > 2 and not rows.is_contiguous()
+    return rows.dim() > 2 and not rows.is_contiguous() and not _is_repeated(node.args[0])
+
+
+def _is_repeated(node: Any) -> bool:
+    """Return whether a value is a parameter or an input, repeated as a view.
+
+    A cast writes these out and leaves other orders in memory as they are.
+    """
+    value = node.meta["val"]
+    if all(
+        stride or extent < 2 for stride, extent in zip(value.stride(), value.shape, strict=True)
+    ):
+        return False
+    while op_of(node).removeprefix("aten.") in VIEWS:
+        node = node.args[0]
+    return bool(node.op == "placeholder")
 
 
 def narrows(node: Any) -> bool:
@@ -431,46 +436,6 @@ def narrows(node: Any) -> bool:
         return False
     source, target = (x.meta["val"].dtype for x in (node.args[0], node))
     return source == torch.float32 and target in (torch.float16, torch.bfloat16)
-
-
-def hides_rows(mask: Any) -> bool:
-    """Return whether a mask leaves nothing of a row, in the range of float16 for numbers."""
-    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(torch.float16).min
-    return not bool(visible.any(-1).all())
-
-
-def differs(value: Any, whole: Any) -> bool:
-    """Return whether an array is other than `value` repeated."""
-    if value.is_complex():
-        value, whole = torch.view_as_real(value), torch.view_as_real(whole)
-    same = torch.isclose(value.double(), whole.double(), 0.0, 0.0, equal_nan=True)
-    return not bool(same.all())
-
-
-def growing_axes(two: Any, five: Any) -> list[int]:
-    """Return the axes along which arrays, at two batch sizes, differ in extent."""
-    pairs = enumerate(zip(two.shape, five.shape, strict=True))
-    return [axis for axis, (a, b) in pairs if a != b]
-
-
-def is_even(two: Any, five: Any) -> bool:
-    """Return whether arrays, at two batch sizes, are one repeated along at most one axis."""
-    if not isinstance(two, torch.Tensor):
-        return True
-    axes = growing_axes(two, five)
-    value = two.narrow(axes[0], 0, 1) if axes else two
-    steps = any((five.shape[axis] - two.shape[axis]) % (BATCHES[2] - BATCHES[0]) for axis in axes)
-    return len(axes) < 2 and not steps and not any(differs(value, x) for x in (two, five))
-
-
-def growth(two: Any, five: Any) -> dict[str, Any]:
-    """Return the axis along which an even array grows, and its extent there."""
-    if not (axes := growing_axes(two, five)):
-        return {}
-    (axis,) = axes
-    slope = (five.shape[axis] - two.shape[axis]) // (BATCHES[2] - BATCHES[0])
-    times = Extent(two.shape[axis] - BATCHES[0] * slope, slope)
-    return {"batch_axis": axis, "times": times}
 
 
 def array_names(module: Any, program: Any) -> tuple[tuple[str, str], ...]:

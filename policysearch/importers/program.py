@@ -13,6 +13,9 @@ FLOATS, WHOLES, TRUTHS = KINDS = ("floats", "whole numbers", "truth values")
 COMPLEX = "complex numbers"
 """What a constant may hold besides; it is stored by its parts, [..., 2]."""
 
+MEETING = "floats of what they meet"
+"""Or floats made in the format of a value, which nothing says: they take that of what they meet."""
+
 
 @dataclass(frozen=True)
 class Extent:
@@ -69,7 +72,7 @@ class Call:
 class Constant:
     """An array of the model that nothing moves, repeated `times` along a `batch_axis`, if any.
 
-    Truth values are 1 and 0. `kind` is one of KINDS, or COMPLEX.
+    Truth values are 1 and 0. `kind` is one of KINDS, COMPLEX, or MEETING.
     """
 
     name: str
@@ -85,7 +88,7 @@ class Program:
 
     `arrays` maps such names to parameters and running statistics, `results` are the tensors the
     module returns, in order. `updated` are the buffers that the calls move, with the name of what
-    each becomes.
+    each becomes. `folded` are the paths of modules whose calls are none of these, only constants.
     """
 
     arrays: tuple[tuple[str, str], ...]
@@ -93,6 +96,7 @@ class Program:
     calls: tuple[Call, ...]
     results: tuple[str, ...]
     updated: tuple[tuple[str, str], ...] = ()
+    folded: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
 
 def resolved(value: Any, batch: int) -> Any:

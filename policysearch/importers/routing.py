@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any
 
 from policysearch.graph import size
-from policysearch.importers.elementwise import multiply
+from policysearch.importers.attention import masked_fill
+from policysearch.importers.elementwise import divide, multiply
 from policysearch.importers.indexing import gathered
 from policysearch.importers.layers import embedding
-from policysearch.importers.shapes import squeeze
+from policysearch.importers.shapes import cat, part, squeeze, unsqueeze
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
-from policysearch.ops import elementwise, routing
+from policysearch.ops import elementwise, extrema, routing
+from policysearch.ops.comparison import compare
 from policysearch.ops.reduce import sum_over
 
 
@@ -99,21 +103,54 @@ def embedding_bag(
     weights: Tensor | None = None,
     include_last_offset: bool = False,
     padding_idx: int | None = None,
-    bag: int = 0,
+    bags: tuple[int, ...] = (),
 ) -> tuple[Tensor, ...]:
-    """Rows that are looked up, and their sum, mean or maximum over `bag` of them each."""
-    if padding_idx is not None and padding_idx >= 0:
-        raise refuse("padding_idx in bags", "give per_sample_weights that are 0 there")
-    rows = embedding(t, table, t.view(numbers, (size(numbers.shape) // bag, bag)))
+    """Rows that are looked up, and their sum, mean or maximum over each of the `bags`.
+
+    These are sizes, one where it is that of all. Numbers that are `padding_idx` do not count.
+    """
+    rows = embedding(t, table, numbers)
     if weights is not None:
-        rows = multiply(t, rows, t.view(weights, (*rows.shape[:2], 1)))
-    if MODES[mode] == "max":
+        rows = multiply(t, rows, t.view(weights, (*weights.shape, 1)))
+    kept = None if padding_idx is None or padding_idx < 0 else _differs(t, numbers, padding_idx)
+    if len(bags) == 1:
+        shape = (size(numbers.shape) // bags[0], bags[0])
+        rows = t.view(rows, (*shape, table.shape[1]))
+        result = _of_bags(t, MODES[mode], rows, None if kept is None else t.view(kept, shape))
+        return (result,) * 4
+    parts = []
+    for first, end in pairwise((0, *accumulate(bags))):
+        own = unsqueeze(t, part(t, rows, 0, first, end), 0)
+        left = None if kept is None else unsqueeze(t, part(t, kept, 0, first, end), 0)
+        parts.append(_of_bags(t, MODES[mode], own, left))
+    return (cat(t, parts, 0),) * 4
+
+
+def _differs(t: Tracer, numbers: Tensor, number: int) -> Tensor:
+    return t.pointwise(compare, numbers, relation="not_equal", number=float(number))
+
+
+def _of_bags(t: Tracer, mode: str, rows: Tensor, kept: Tensor | None) -> Tensor:
+    """Return the sum, mean or maximum of rows [bags, size, width], of those that are `kept`."""
+    bag, counts = rows.shape[1], None
+    if not bag:
+        return Tensor(t.filled(0.0, (rows.shape[0], rows.shape[2])), (rows.shape[0], rows.shape[2]))
+    if kept is not None:
+        empty = -math.inf if mode == "max" else 0.0
+        rows = masked_fill(t, rows, t.view(kept, (*kept.shape, 1)), empty, outside=True)
+        counts = t.whole(sum_over, kept, axes=(1,))
+    if mode == "max":
         result = squeeze(t, _ranked(t, rows, 1, count=1, descending=True)[0], 1)
-    else:
-        result = t.emit(sum_over, rows, source="embedding", axes=(1,))
-    if MODES[mode] == "mean":
-        result = t.pointwise(elementwise.scale, result, factor=1.0 / bag)
-    return (result,) * 4
+        if counts is not None:
+            result = masked_fill(t, result, t.view(counts, (rows.shape[0], 1)), 0.0, outside=True)
+        return result
+    result = t.emit(sum_over, rows, source="embedding", axes=(1,))
+    if mode == "sum":
+        return result
+    if counts is None:
+        return t.pointwise(elementwise.scale, result, factor=1.0 / bag)
+    least = t.whole(extrema.clamp, counts, minimum=1.0, maximum=math.inf)
+    return divide(t, result, t.view(least, (rows.shape[0], 1)))
 
 
 RULES: Mapping[str, Rule] = MappingProxyType(

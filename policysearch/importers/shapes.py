@@ -11,10 +11,12 @@ import numpy as np
 from policysearch.graph import Shape, size
 from policysearch.importers.program import TRUTHS
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
+from policysearch.ops.draws import like
 from policysearch.ops.indexing import concatenate, take_slice
 from policysearch.ops.masks import masked_fill
 from policysearch.ops.reduce import broadcast_to
 from policysearch.ops.shape import flip, stop_gradient, transpose, triangle
+from policysearch.ops.shape import reshape as as_read
 from policysearch.ops.source import BACK, NUMBER, pinned_cast
 from policysearch.ops.windows import unfold
 
@@ -177,8 +179,19 @@ def cast(t: Tracer, x: Tensor, dtype: Any, *_: Any, back: bool = False, **__: An
     if dtype == "float32":
         t.pinned += 1
         return t.pointwise(pinned_cast, x, **{"format": "float32", NUMBER: t.pinned})
+    if t.is_stored(x):
+        return _as_met(t, x, dtype)
     left = t.widened_at(x) if back else None
     return x if left is None else t.pointwise(pinned_cast, x, **{BACK: left})
+
+
+def _as_met(t: Tracer, x: Tensor, other: Any) -> Tensor:
+    """Return a parameter in the format of another tensor or, none said, of what it meets."""
+    if isinstance(other, Tensor):
+        return t.emit(like, other, x)
+    read = Tensor(t.b.emit(as_read, x.id, attrs={"shape": t.b.shape(x.id)}), x.shape, x.swapped)
+    t.follow(read)
+    return read
 
 
 def _truths(t: Tracer, x: Tensor) -> Tensor:
@@ -333,6 +346,15 @@ def new(t: Tracer, x: Tensor, shape: Any, value: float, dtype: Any = None, **_: 
     return expand(t, t.view(number, ()), shape)
 
 
+def filled(value: float | None) -> Rule:
+    """Return the rule of a tensor of one number, that of the call where it is None."""
+
+    def rule(t: Tracer, shape: Sequence[int], number: float = 0.0, **_: Any) -> Tensor:
+        return expand(t, t.number(number if value is None else value), shape)
+
+    return rule
+
+
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         **dict.fromkeys(("view", "reshape", "_unsafe_view"), view),
@@ -400,6 +422,9 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "pixel_unshuffle": pixel_unshuffle,
         **dict.fromkeys(("channel_shuffle", "native_channel_shuffle"), channel_shuffle),
         "to": cast,
+        "ones": filled(1.0),
+        "zeros": filled(0.0),
+        "full": filled(None),
         "_to_copy": lambda t, x, dtype=None, **options: cast(t, x, dtype, **options),
     }
 )

@@ -12,6 +12,18 @@ import torch
 
 from policysearch.graph import FloatArray
 from policysearch.importers.aliases import in_place, op_of
+from policysearch.importers.constants import (
+    arguments_of,
+    bag_sizes,
+    growing_axes,
+    growth,
+    hides_rows,
+    in_range,
+    is_even,
+    is_made_low,
+    made_anew,
+    value_of,
+)
 from policysearch.importers.decomposition import piece_of
 from policysearch.importers.exported import (
     FLOAT_TYPES,
@@ -21,10 +33,6 @@ from policysearch.importers.exported import (
     draws,
     exports,
     extent_of,
-    growing_axes,
-    growth,
-    hides_rows,
-    is_even,
     is_random,
     kind_of,
     like_of_draw,
@@ -37,11 +45,11 @@ from policysearch.importers.exported import (
     shape_at_first,
     shape_of,
     single_axes,
-    value_of,
 )
 from policysearch.importers.program import (
     COMPLEX,
     FLOATS,
+    MEETING,
     TRUTHS,
     WHOLES,
     Call,
@@ -89,6 +97,8 @@ class Reader:
         self._arrays = array_names(module, self._two)
         self._known = dict(self._arrays)
         self.constants: dict[str, FloatArray] = {}
+        self._made_low: set[str] = set()
+        self._ends: Mapping[str, Any] = {}
         self._rows: list[Constant] = []
         self._names = {node: nodes[0].name for nodes in self._nodes() for node in nodes}
         nodes = {node.name: node for node in self._two.graph.nodes}
@@ -177,6 +187,8 @@ class Reader:
         Calls that no result and no statistic depends on are left out.
         """
         calls, fixed, needed = [], self._fixed(), self._needed()
+        paths = {path_of(n[0]) for n in self._nodes() if n[0].name in fixed}
+        self._ends = dict(fixed)
         for name in self._growing(fixed, needed):
             del fixed[name]
         for nodes in self._nodes():
@@ -198,7 +210,8 @@ class Reader:
         arrays += [(user, item.name) for user, item in zip(users, self.inputs, strict=True)]
         named = tuple((n, full) for n, full in arrays if n != full)
         updated = tuple(self._updated.items()) if self._training else ()
-        return Program(named, tuple(self._rows), tuple(calls), results, updated)
+        folded = tuple(sorted(paths - {call.path for call in calls} - {""}))
+        return Program(named, tuple(self._rows), tuple(calls), results, updated, folded)
 
     def _results(self) -> list[Any]:
         (output,) = (nodes for nodes in self._nodes() if nodes[0].op == "output")
@@ -226,7 +239,7 @@ class Reader:
             two = nodes[0]
             if two.name not in needed or (two.name in fixed and two.name not in growing):
                 continue
-            read = (x for x in two.all_input_nodes if x.op == "call_function" and x.name in fixed)
+            read = (x for x in made_anew(two) if x.op == "call_function" and x.name in fixed)
             growing |= {x.name for x in read if not is_even(*fixed[x.name])}
         return growing
 
@@ -239,19 +252,25 @@ class Reader:
     def _fixed(self) -> dict[str, Any]:
         """Return the values, at the first and the last batch size, of what only constants enter."""
         values_by_name: dict[str, Any] = {}
+        stored: set[str] = set()
         ends = (self._exports[0], self._exports[-1])
-        for two, _, five in self._nodes():
+        for two, three, five in self._nodes():
             pairs = tuple(zip(ends, (two, five), strict=True))
             if two.op == "placeholder":
                 values = tuple(self._held(program, node.name) for program, node in pairs)
                 if values[0] is not None:
                     values_by_name[two.name] = values
+                    stored |= {three.name} if two.name in self._known else set()
             elif two.op == "get_attr":
                 parts = (program.graph_module.get_submodule(node.target) for program, node in pairs)
                 values_by_name[two.name] = tuple(parts)
             elif two.op == "call_function":
                 names = [x.name for x in two.all_input_nodes]
                 if all(name in values_by_name for name in names) and not is_random(two):
+                    if is_made_low((two, three, five), stored, self._casts_known):
+                        self._made_low.add(two.name)
+                    elif any(x.name in stored for x in three.all_input_nodes):
+                        stored.add(three.name)
                     values_by_name[two.name] = tuple(
                         value_of(
                             node,
@@ -302,7 +321,7 @@ class Reader:
             known = isinstance(first, float | bool | str | type(None))
             return number_of(versions) if known else str(first)
 
-        arguments = tuple(read(versions) for versions in zip(*(n.args for n in nodes), strict=True))
+        arguments = tuple(map(read, zip(*map(arguments_of, nodes), strict=True)))
         options = tuple((key, read([n.kwargs[key] for n in nodes])) for key in two.kwargs)
         arguments, options = self._explicit(nodes, arguments, options, fixed)
         return Call(
@@ -332,7 +351,7 @@ class Reader:
         if op == "aten.index":
             arguments = (arguments[0], tuple(self._places(two.args[1], arguments[1], fixed)))
         if op == "aten.embedding_bag":
-            arguments, options = _bags(two, arguments, options, fixed)
+            options = (*options, ("bags", bag_sizes(two, self._ends)))
         if draws(two):
             arguments, options = self._draw(nodes, arguments, dict(options))
         if op == "aten.scaled_dot_product_attention":
@@ -425,9 +444,12 @@ class Reader:
     def _constant(self, name: str, fixed: Mapping[str, Any]) -> str:
         # What torch calls a node may be what the module calls a buffer.
         full = self._known.get(name, own(name))
-        return self._kept_constant(own(full), *fixed[name])
+        if name not in self._made_low:
+            return self._kept_constant(own(full), *fixed[name])
+        two, five = map(in_range, fixed[name])
+        return self._kept_constant(own(full), two, five, MEETING)
 
-    def _kept_constant(self, name: str, two: Any, five: Any) -> str:
+    def _kept_constant(self, name: str, two: Any, five: Any, kind: str = FLOATS) -> str:
         """Keep an array, of extent 1 along the axis that grows with the batch; return its name."""
         if not (self._training or name.removeprefix(".") in self._plain):
             name = f"{name} in evaluation"
@@ -443,7 +465,8 @@ class Reader:
                 "number or from run to run; feed it instead"
             )
         self.constants[name] = value.detach().to(torch.float32).numpy().copy()
-        kind = TRUTHS if two.dtype == torch.bool else FLOATS if two.is_floating_point() else WHOLES
+        if not two.is_floating_point():
+            kind = TRUTHS if two.dtype == torch.bool else WHOLES
         kind = COMPLEX if paired else kind
         self._rows.append(Constant(name, tuple(value.shape), kind=kind, **growth(two, five)))
         return name
@@ -465,20 +488,3 @@ def _check_value(node: Any) -> None:
             "a size that depends on values; keep all rows and multiply by the mask, or choose by "
             "torch.where"
         )
-
-
-def _bags(
-    node: Any, arguments: tuple[Any, ...], options: Any, fixed: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], Any]:
-    """Give the numbers of a bag in place of the offsets, which are to be constant and even."""
-    offsets = fixed.get(node.args[2].name)
-    count = node.args[1].meta["val"].numel()
-    first = (
-        None if offsets is None else offsets[0][:-1] if node.args[7:8] == (True,) else offsets[0]
-    )
-    if first is None or not len(first) or count % len(first):
-        raise InputError("bags of several sizes; give numbers [batch, size of a bag]")
-    bag = count // len(first)
-    if not torch.equal(first, torch.arange(0, count, bag)):
-        raise InputError("bags of several sizes; give numbers [batch, size of a bag]")
-    return (*arguments[:2], None, *arguments[3:]), (*options, ("bag", bag))

@@ -11,6 +11,7 @@ from policysearch.graph import Op, Shape, size
 from policysearch.importers.program import (
     COMPLEX,
     FLOATS,
+    MEETING,
     TRUTHS,
     WHOLES,
     Constant,
@@ -25,7 +26,7 @@ from policysearch.ops.elementwise import scale
 from policysearch.ops.masks import masked_fill
 from policysearch.ops.reduce import broadcast_to
 from policysearch.ops.shape import reshape, transpose
-from policysearch.ops.source import NUMBER, WHOLE, data, is_whole, own
+from policysearch.ops.source import IN_PLACE, NUMBER, WHOLE, data, is_whole, own
 from policysearch.values import InputError
 
 FILLED: Mapping[float, str] = MappingProxyType({1.0: own("one"), 0.0: own("zero")})
@@ -143,6 +144,8 @@ class Tracer:
             tensor = Tensor(self.emit_move(broadcast_to, source, {"shape": shape}), shape)
         if constant.kind == TRUTHS:
             self._truths.add(tensor.id)
+        if constant.kind == MEETING:
+            self.follow(tensor)
         return tensor
 
     def stand_in(self, name: str, shape: Shape) -> Tensor:
@@ -177,6 +180,19 @@ class Tracer:
             waiting += [i for i in node.inputs if i not in visited]
             visited.update(node.inputs)
         return False
+
+    def is_stored(self, x: Tensor) -> bool:
+        """Return whether x is a parameter, or one that was only moved."""
+        node = self.b.nodes[x.id]
+        while node.op.kind == "move":
+            node = self.b.nodes[node.inputs[0]]
+        return node.op.name == "parameter"
+
+    def stored_in(self, x: Tensor) -> None:
+        """Have what was computed of two tensors take the format of the first: x took its place."""
+        node = self.b.nodes[x.id]
+        if sum(not is_whole(self.b.nodes[i]) for i in node.inputs) > 1:
+            self.b.nodes[x.id] = changed_node(node, attrs=(*node.attrs, (IN_PLACE, True)))
 
     def widened_at(self, x: Tensor) -> int | None:
         """Return the number of the nearest cast to float32 of the user's own that x depends on."""

@@ -10,7 +10,7 @@ like = Op(
     "like",
     lambda inputs, attrs: inputs[1],
     lambda inputs, attrs: inputs[1],
-    gradients=(None, None),
+    gradients=(None, lambda b, node, grad: grad),
     flops=lambda inputs, out, attrs: 0,
     example=lambda rng: Example(
         (np.zeros((2, 3), np.float32), rng.standard_normal((4,)).astype(np.float32))
@@ -18,7 +18,7 @@ like = Op(
     pinned=(1,),
     pointwise=False,
 )
-"""The second input, a constant or a draw, rounded to the format that the first has."""
+"""The second input, a constant, a draw or a parameter, rounded to the format of the first."""
 
 bernoulli = Op(
     "bernoulli",

@@ -90,6 +90,9 @@ def _pinned_gradient(b: Builder, node: Node, grad: int) -> int:
     return b.emit(pinned_cast, grad) if BACK in node.attributes else grad
 
 
+IN_PLACE = "in_place"
+"""The attribute of an op whose result is stored where its first input was, in its format."""
+
 NUMBER, BACK = "number", "back"
 """Attributes of `pinned_cast`: of a cast to float32, and of one back from it."""
 

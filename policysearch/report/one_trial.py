@@ -172,8 +172,14 @@ def _settings(policy: Policy) -> str:
 
 
 def _means(results: Results, trial: Trial) -> list[str]:
-    """Return the mean gap, and what the validation part shows, each with its interval."""
-    return [_mean(results, trial), *results.measured(trial)]
+    """Return the mean gap, what was expected of it, and what validation shows, with intervals."""
+    expected = []
+    if trial.expected:
+        gap, low, high = trial.expected
+        expected = [
+            f"before it was trained {gap:.1e} was expected, {low:.1e} to {high:.1e} at 80 %"
+        ]
+    return [_mean(results, trial), *expected, *results.measured(trial)]
 
 
 def _mean(results: Results, trial: Trial) -> str:

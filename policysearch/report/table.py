@@ -15,7 +15,7 @@ from policysearch.report.text import aligned, figures, or_dash
 from policysearch.search.acquisition import BUDGETS
 from policysearch.study.journal.trials import Confirmation, Trial
 from policysearch.study.results.fidelity import FidelitySummary
-from policysearch.study.results.gain import gain_over_start
+from policysearch.study.results.gain import as_expected, gain_over_start
 from policysearch.study.results.results import Results
 from policysearch.study.results.rows import Row
 from policysearch.study.results.trend import Trend, later_trends
@@ -89,6 +89,7 @@ def search_lines(results: Results) -> list[str]:
     lines += [f"search ended: {results.stopped}"] if results.stopped else []
     lines += _runs(results.fidelity) if results.fidelity else []
     lines += _seeds(results)
+    lines += as_expected(results)
     added = None if results.cannot_rank else gain_over_start(results)
     if added is None:
         return lines

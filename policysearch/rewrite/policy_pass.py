@@ -13,7 +13,7 @@ from policysearch.graph import Graph, Node
 from policysearch.ops import composite
 from policysearch.ops.builder import without_unread
 from policysearch.ops.rounded_norms import ROUNDED_NORMS
-from policysearch.ops.source import BACK, NUMBER, is_rate
+from policysearch.ops.source import BACK, IN_PLACE, NUMBER, is_rate
 from policysearch.policy.policy import Policy
 from policysearch.policy.preset_row import MOVES, NORMS
 from policysearch.rewrite.casting import Casting, deciding, widest
@@ -166,7 +166,15 @@ def _bias(at: Casting, bias: Node) -> int:
 
 
 def _float32(at: Casting, op: Node) -> int:
-    return at.forward(op, at.emit(op, at.operands(op, "float32"), "float32"), "float32")
+    return _computed_in(at, op, "float32", "float32")
+
+
+def _computed_in(at: Casting, op: Node, wanted: str, gradient: str) -> int:
+    """Emit an op that computes in `wanted`; in place, it gives the format of its first input."""
+    stored = wanted
+    if IN_PLACE in op.attributes:
+        stored, gradient = at.format(at.new[op.inputs[0]]), at.gradient_formats[op.inputs[0]]
+    return at.forward(op, at.emit(op, at.operands(op, wanted), stored), gradient)
 
 
 def _wide_product(at: Casting, gemm: Node) -> int | None:
@@ -194,8 +202,7 @@ def _pinned_gradient(at: Casting, op: Node) -> int:
 
 def _promoted(at: Casting, op: Node) -> int:
     wanted = widest(at.format(at.new[i]) for i in deciding(at.graph, op))
-    new = at.emit(op, at.operands(op, wanted), wanted)
-    return at.forward(op, new, at.gradients_widest(deciding(at.graph, op)))
+    return _computed_in(at, op, wanted, at.gradients_widest(deciding(at.graph, op)))
 
 
 def _mixed(at: Casting, op: Node) -> int | None:
@@ -235,6 +242,8 @@ def _float32_gradient(at: Casting, op: Node) -> int:
 def _promoted_gradient(at: Casting, op: Node) -> int:
     """Parameters that a promoted op pins have their gradients in their own format."""
     forward = at.graph.nodes[op.of]
+    if IN_PLACE in forward.attributes:
+        return _read_again(at, op, at.gradient_formats[op.of])
     owned = (i for i in forward.inputs if at.graph.nodes[i].op.name == "parameter")
     return _read_again(at, op, at.gradients_widest((*deciding(at.graph, forward), *owned)))
 

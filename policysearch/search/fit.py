@@ -45,15 +45,10 @@ class Observations:
     row: NDArray[np.int64]
 
 
-def scaled_gaps(gaps: Array, smallest_gap: float) -> Array:
-    """Return gaps in nats on the scale of beliefs, where sizes are logarithms and signs stay."""
-    return np.asarray(np.sign(gaps) * np.log1p(np.abs(gaps) / smallest_gap))
-
-
 def observations_of(rows: Rows, gaps: Array, smallest_gap: float) -> Observations:
     """Return what was told: gaps [n] in nats of policies."""
     every = Rows(_after_zeros(rows.shares), _after_zeros(rows.changed))
-    scaled = np.concatenate([[0.0], scaled_gaps(gaps, smallest_gap)])
+    scaled = np.concatenate([[0.0], np.sign(gaps) * np.log1p(np.abs(gaps) / smallest_gap)])
     groups, seen = every.groups(), np.flatnonzero(every.changed.any(axis=0))
     counts, changed = np.bincount(groups).astype(float), every.changed[:, seen]
     first = np.unique(groups, return_index=True)[1]

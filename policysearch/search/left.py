@@ -58,7 +58,7 @@ def left_of_goal(
     else:
         most = np.log1p(goal.gap / small)
     chances = np.zeros(len(rows))
-    for each in belief.sober(rows):
+    for each in belief.predict(rows):
         chances += each.weight * ndtr((most - each.mean) / each.sd)
     chances *= 1.0 - failing.dead(rows, rng).mean(axis=0)
     chance = min(1.0, float(chances.sum()))
@@ -83,7 +83,7 @@ def left_of_front(
     small, corner = measure.smallest_gap, measure.corner
     front = front_of(measure.points(known[:, 2], known[:, :2]))
     volume = hypervolume(front, corner)
-    beliefs = belief.sober(rows)
+    beliefs = belief.predict(rows)
     best = np.min([each.mean - OPTIMISTIC * each.sd for each in beliefs], axis=0)
     gains = improvements(measure.points(nats(best, small), costs), front, corner)
     kept = np.argsort(-gains, kind="stable")[:MOST]

@@ -17,7 +17,6 @@ approximation) on a logarithmic scale of the gap. Hyperparameters are averaged b
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -25,9 +24,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
-from scipy.special import gammaln, logsumexp
 
-from policysearch.search.fit import Fit, fit_at, observations_of, scaled_gaps, settled
+from policysearch.search.fit import Fit, fit_at, observations_of, settled
 from policysearch.search.hypervolume import Array
 from policysearch.search.surrogate import (
     KNOWN_NOISE,
@@ -63,44 +61,6 @@ class Belief:
     weight: float
     mean: Array
     sd: Array
-
-
-@dataclass(frozen=True)
-class Chance:
-    """What is believed of scaled gaps where decisions say nothing of them: one Gaussian for all.
-
-    Its mean and variance are unknown beforehand, by the usual conjugate prior worth one training:
-    the middle of the scale, and a variance around one (Murphy, Machine Learning, 2012, section
-    4.6.3). `mean`, `weight`, `shape` and `rate` are of what is believed after what was told, whose
-    logarithmic likelihood is `evidence`, but for the constant that `Fit.evidence` leaves out too.
-    """
-
-    evidence: float
-    mean: float
-    weight: float
-    shape: float
-    rate: float
-
-    def belief(self, count: int) -> Belief:
-        """Return what is believed of so many policies, each by itself."""
-        variance = self.rate / self.shape * (1.0 + 1.0 / self.weight)
-        return Belief(1.0, np.full(count, self.mean), np.full(count, math.sqrt(variance)))
-
-    def drawn(self, count: int, draws: int, rng: np.random.Generator) -> Array:
-        """Return draws of the gaps of so many policies, of one mean and variance: [draws, n]."""
-        sd = np.sqrt(self.rate / rng.gamma(self.shape, size=(draws, 1)))
-        mean = self.mean + sd / math.sqrt(self.weight) * rng.standard_normal((draws, 1))
-        return np.asarray(mean + sd * rng.standard_normal((draws, count)))
-
-
-def by_chance(scaled: Array, middle: float) -> Chance:
-    """Return what is believed by scaled gaps [n] alone, before any `middle`."""
-    weight, shape = 1.0 + len(scaled), 1.0 + 0.5 * len(scaled)
-    mean = (middle + float(scaled.sum())) / weight
-    # Squares around the mean of all, the prior's middle among them.
-    rate = 1.0 + 0.5 * float(((scaled - mean) ** 2).sum() + (middle - mean) ** 2)
-    evidence = float(gammaln(shape)) - shape * math.log(rate) - 0.5 * math.log(weight)
-    return Chance(evidence, mean, weight, shape, rate)
 
 
 @dataclass(frozen=True)
@@ -140,8 +100,6 @@ class Sensitivity:
         priors = [replace(prior, own_sd=own_sd) for own_sd in own_sds]
         if hints is not None and np.isfinite(hints).any():
             priors += [with_hints(each, decisions, hints) for each in priors]
-        middle = 0.5 * math.log1p(largest_gap / smallest_gap)
-        self._chance = by_chance(scaled_gaps(gaps, smallest_gap), middle)
         data = observations_of(self.rows(rows), gaps, smallest_gap)
         # A grid of hyperparameters, averaged by evidence: with a dozen observations one best set
         # would be far too sure (MacKay, Neural Computation 4(3), 1992, on evidence as a weight).
@@ -154,16 +112,11 @@ class Sensitivity:
             self._fits = settled([fit_at(fit.theta, by, data) for fit, by in moved])
         else:  # Before a policy with an unusual modifier was told nothing tells these apart.
             self._fits = [replace(fit, by=by) for fit, by in moved]
-        evidence = [fit.evidence for fit in self._fits]
-        likely = float(logsumexp(evidence)) - math.log(len(evidence))
-        self.explains = not len(gaps) or likely >= self._chance.evidence
-        """Whether decisions explain what was told better than chance alone does."""
 
     def with_more(self, rows: NDArray[np.int64], gaps: Array) -> Sensitivity:
         """Return the belief after these trainings, those of this one among them, from its fit on.
 
-        Hyperparameters that hardly count now are left out. Whether decisions explain anything is as
-        it was before.
+        Hyperparameters that hardly count now are left out.
         """
         smallest_gap = self._fits[0].by.prior.smallest_gap
         other, data = copy.copy(self), observations_of(self.rows(rows), gaps, smallest_gap)
@@ -195,10 +148,6 @@ class Sensitivity:
         likely = np.exp(evidence - evidence.max())
         return np.asarray(likely / likely.sum())
 
-    def sober(self, rows: NDArray[np.int64]) -> list[Belief]:
-        """Return what is believed of policies, the same of all where decisions explain nothing."""
-        return self.predict(rows) if self.explains else [self._chance.belief(len(rows))]
-
     def predict(self, rows: NDArray[np.int64]) -> list[Belief]:
         """Return what is believed of the policies `rows` [n, places + modifiers]."""
         read = self.rows(rows)
@@ -212,12 +161,7 @@ class Sensitivity:
         return [_joint(fit, float(w), together, singly) for w, fit in pairs if w >= least]
 
     def drawn(self, rows: NDArray[np.int64], draws: int, rng: np.random.Generator) -> Array:
-        """Return draws of the scaled gaps of policies, of all of them together: [draws, n].
-
-        As `sober` has them where decisions explain nothing.
-        """
-        if not self.explains:
-            return self._chance.drawn(len(rows), draws, rng)
+        """Return draws of the scaled gaps of policies, of all of them together: [draws, n]."""
         return np.array([each.gaps for each in fantasies(self, rows, rows[:0], draws, rng)])
 
     def theta(self) -> Array:

@@ -324,7 +324,7 @@ class Searcher:
         known = np.array(self._known(self._expected)).reshape(-1, 3)
         found = goal.values(known[:, 2], known[:, :2], small)
         best = min(goal.worst(costs, self._measure), float(found.min(initial=np.inf)))
-        return goal.expected_improvements(belief.sober(rows), costs, best, small)
+        return goal.expected_improvements(belief.predict(rows), costs, best, small)
 
     def _ways(
         self, belief: Sensitivity, rows: NDArray[np.int64]

@@ -1,10 +1,11 @@
 """16-bit ops on a CPU computed as a GPU does: float32 inside, rounded once.
 
-There torch rounds the number of an addition, the mean and deviation that a norm keeps for its
+On a CPU torch rounds the number of an addition, the mean and deviation that a norm keeps for its
 gradients, what the gradients of a convolution sum, what is inside `log_softmax` over the last axis
 and inside the gradients of `glu` and `logsigmoid`, and, past the last whole vector of a tensor,
 what is inside a reciprocal root. Gradients of a batch norm it sums in 16 bits unless all that they
-read lies in one order in memory.
+read lies in one order in memory. A float32 tensor without axes that a 16-bit one is multiplied or
+divided by stays as it is there; a GPU rounds it first, as tensors of any other shape.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 LOW = (torch.float16, torch.bfloat16)
 aten = torch.ops.aten
+PRODUCTS = (aten.mul.Tensor, aten.mul_.Tensor, aten.div.Tensor, aten.div_.Tensor)
 SUMS = {
     aten.add.Tensor: aten.add.Tensor,
     aten.sub.Tensor: aten.sub.Tensor,
@@ -51,9 +53,10 @@ class AsAGpu(TorchDispatchMode):
         if function is aten.log_sigmoid_backward.default and args[0].dtype in LOW:
             grad, x, _ = map(_wide, args)  # the last holds exp(-|x|), rounded
             return function(grad, x, torch.exp(-x.abs())).to(args[0].dtype)
-        if function in SUMS:
+        if function in SUMS or function in PRODUCTS:
             dtype = torch.result_type(*args[:2])
-            if dtype in LOW:
+            args = (*(_as_an_array(x, dtype) for x in args[:2]), *args[2:])
+            if dtype in LOW and function in SUMS:
                 result = SUMS[function](*map(_wide, args), **kwargs).to(dtype)
                 return result if SUMS[function] is function else args[0].copy_(result)
         elif function in (*WIDE, *STATISTICS) and args[0].dtype in LOW:
@@ -74,5 +77,30 @@ def _wide(x: Any) -> Any:
     return x.float() if isinstance(x, torch.Tensor) and x.dtype in LOW else x
 
 
+def _as_an_array(x: Any, dtype: Any) -> Any:
+    """Return what meets a 16-bit tensor in the format of that, also where it has no axes."""
+    floats = isinstance(x, torch.Tensor) and x.is_floating_point()
+    return x.to(dtype) if floats and dtype in LOW else x
+
+
 def _contiguous(x: Any) -> Any:
     return x.contiguous() if isinstance(x, torch.Tensor) else x
+
+
+def written_out(lstm: Any) -> Any:
+    """Return LSTMs as torch itself writes them out; oneDNN rounds less of what is inside.
+
+    Products of steps that are not side by side in memory would be rounded before the bias is added.
+    """
+
+    def call(x: Any, states: Any, *arguments: Any) -> Any:
+        batch_first = arguments[-1]
+        steps = x.transpose(0, 1).contiguous() if batch_first else x
+        torch._C._set_mkldnn_enabled(False)
+        try:
+            outputs, *last = lstm(steps, states, *arguments[:-1], False)
+        finally:
+            torch._C._set_mkldnn_enabled(True)
+        return (outputs.transpose(0, 1) if batch_first else outputs, *last)
+
+    return call

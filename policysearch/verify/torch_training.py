@@ -24,7 +24,7 @@ from policysearch.train.groups import Group, by_parameter, rate_and_decay
 from policysearch.train.losses import LOSSES, loss_of
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
-from policysearch.verify.gpu_rounding import AsAGpu
+from policysearch.verify.gpu_rounding import AsAGpu, written_out
 from policysearch.verify.torch_optimizer import EmulatedDraws, torch_optimizer
 from policysearch.verify.torch_trace import Trace, scale_events
 from policysearch.verify.torch_twin import Twin
@@ -93,26 +93,7 @@ def _as_the_policy_says() -> None:
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    torch._VF.lstm = _written_out(torch._VF.lstm)
-
-
-def _written_out(lstm: Any) -> Any:
-    """Return LSTMs as torch itself writes them out; oneDNN rounds less of what is inside.
-
-    Products of steps that are not side by side in memory would be rounded before the bias is added.
-    """
-
-    def call(x: Any, states: Any, *arguments: Any) -> Any:
-        batch_first = arguments[-1]
-        steps = x.transpose(0, 1).contiguous() if batch_first else x
-        torch._C._set_mkldnn_enabled(False)
-        try:
-            outputs, *last = lstm(steps, states, *arguments[:-1], False)
-        finally:
-            torch._C._set_mkldnn_enabled(True)
-        return (outputs.transpose(0, 1) if batch_first else outputs, *last)
-
-    return call
+    torch._VF.lstm = written_out(torch._VF.lstm)
 
 
 def _module(model: Model, source: Any) -> Any:

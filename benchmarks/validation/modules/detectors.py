@@ -1,4 +1,4 @@
-"""Mask R-CNN: a pyramid over ResNet-50 with frozen norms, and heads of regions.
+"""Detectors. Mask R-CNN: a pyramid over ResNet-50 with frozen norms, and heads of regions.
 
 Proposals, matching and suppression, and the sampling of regions are no part of the graph: a region
 is a piece of the finest map, of the size that the heads read.
@@ -115,3 +115,121 @@ class MaskRcnn(nn.Module):
 def mask_rcnn() -> tuple[nn.Module, tuple[Any, ...]]:
     """Return the net and example inputs: images."""
     return MaskRcnn(), (torch.zeros(2, 3, *EXTENT),)
+
+
+class Ssd(nn.Module):
+    """SSD of 300 x 300 over ResNet-50 without its last stage, as NVIDIA has it (v1.1)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = _unit(3, 64, 7, 2)
+        blocks: list[nn.Module] = []
+        c_in = 64
+        for place, (mid, count) in enumerate(((64, 3), (128, 4), (256, 6))):
+            for i in range(count):
+                blocks.append(Residual(c_in, mid, 2 if place == 1 and not i else 1))
+                c_in = 4 * mid
+        self.blocks = nn.Sequential(*blocks)
+        widths = (1024, 512, 512, 256, 256, 256)
+        inner = (256, 256, 128, 128, 128)
+        self.extra = nn.ModuleList(
+            nn.Sequential(_unit(a, c, 1), _unit(c, b, 3, 2 if i < 3 else 1, 1 if i < 3 else 0))
+            for i, (a, b, c) in enumerate(zip(widths, widths[1:], inner, strict=False))
+        )
+        counts = (4, 6, 6, 6, 4, 4)
+        self.told = nn.ModuleList(
+            nn.Conv2d(a, count * (4 + CLASSES), 3, 1, 1)
+            for a, count in zip(widths, counts, strict=True)
+        )
+
+    def forward(self, images: Any) -> Any:
+        x = self.blocks(F.max_pool2d(self.stem(images), 3, 2, 1))
+        total = self.told[0](x).square().mean()
+        for told, extra in zip(self.told[1:], self.extra, strict=True):
+            x = extra(x)
+            total = total + told(x).square().mean()
+        return total
+
+
+def _unit(
+    c_in: int, c_out: int, kernel: int, stride: int = 1, padding: int | None = None
+) -> nn.Sequential:
+    """Return a convolution with its norm and ReLU."""
+    pad = kernel // 2 if padding is None else padding
+    convolution = nn.Conv2d(c_in, c_out, kernel, stride, pad, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(c_out), nn.ReLU())
+
+
+class Residual(nn.Module):
+    """A residual block of three convolutions, norms trained."""
+
+    def __init__(self, c_in: int, mid: int, stride: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(_unit(c_in, mid, 1), _unit(mid, mid, 3, stride))
+        self.last = nn.Sequential(nn.Conv2d(mid, 4 * mid, 1, bias=False), nn.BatchNorm2d(4 * mid))
+        self.shortcut = nn.Sequential()
+        if c_in != 4 * mid or stride > 1:
+            beside = nn.Conv2d(c_in, 4 * mid, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(beside, nn.BatchNorm2d(4 * mid))
+
+    def forward(self, x: Any) -> Any:
+        return F.relu(self.last(self.inner(x)) + self.shortcut(x))
+
+
+class Yolo(nn.Module):
+    """YOLOv3 over Darknet-53, images of 416 (Redmon and Farhadi, 2018)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        stages: list[nn.Module] = []
+        c_in = 32
+        for count in (1, 2, 8, 8, 4):
+            layers: list[nn.Module] = [_unit(c_in, 2 * c_in, 3, 2)]
+            c_in *= 2
+            layers += [Narrow(c_in) for _ in range(count)]
+            stages.append(nn.Sequential(*layers))
+        self.stem, self.stages = _unit(3, 32, 3), nn.ModuleList(stages)
+        self.necks, self.ends, self.links = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        for width, more in ((512, 1024), (256, 768), (128, 384)):
+            parts = [_unit(more, width, 1)]
+            for _ in range(2):
+                parts += [_unit(width, 2 * width, 3), _unit(2 * width, width, 1)]
+            self.necks.append(nn.Sequential(*parts))
+            last = nn.Conv2d(2 * width, 3 * (5 + CLASSES - 1), 1)
+            self.ends.append(nn.Sequential(_unit(width, 2 * width, 3), last))
+            self.links.append(_unit(width, width // 2, 1))
+
+    def forward(self, images: Any) -> Any:
+        x, found = self.stem(images), []
+        for stage in self.stages:
+            x = stage(x)
+            found.append(x)
+        total, beside = 0.0, None
+        for place, map_ in enumerate(found[:1:-1]):
+            x = map_ if beside is None else torch.cat([beside, map_], 1)
+            x = self.necks[place](x)
+            total = total + self.ends[place](x).square().mean()
+            if place < 2:
+                beside = F.interpolate(self.links[place](x), scale_factor=2.0, mode="nearest")
+        return total
+
+
+class Narrow(nn.Module):
+    """A residual block of Darknet."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(_unit(width, width // 2, 1), _unit(width // 2, width, 3))
+
+    def forward(self, x: Any) -> Any:
+        return x + self.inner(x)
+
+
+def ssd() -> tuple[nn.Module, tuple[Any, ...]]:
+    """Return the net and example inputs: images."""
+    return Ssd(), (torch.zeros(2, 3, 300, 300),)
+
+
+def yolo() -> tuple[nn.Module, tuple[Any, ...]]:
+    """Return the net and example inputs: images."""
+    return Yolo(), (torch.zeros(2, 3, 416, 416),)

@@ -78,6 +78,31 @@ class VaeCf(nn.Module):
         return distance - (shares * seen).mean()
 
 
+class Dlrm(nn.Module):
+    """DLRM: 26 tables of 128, all pairs of rows multiplied (Naumov et al., 2019)."""
+
+    def __init__(self, rows: int = 100000, width: int = 128) -> None:
+        super().__init__()
+        tables = WIDE_AND_DEEP_TABLES
+        self.tables = nn.ModuleList(nn.Embedding(rows, width) for _ in range(tables))
+        self.bottom = chain((13, 512, 256, width))
+        self.top = chain((width + (tables + 1) ** 2, 1024, 1024, 512, 256))
+        self.final = nn.Linear(256, 1)
+
+    def forward(self, numbers: Any, columns: Any) -> Any:
+        told = self.bottom(numbers)
+        rows = [table(columns[:, place]) for place, table in enumerate(self.tables)]
+        rows = torch.stack([told, *rows], 1)
+        pairs = (rows @ rows.transpose(1, 2)).flatten(1)
+        return self.final(self.top(torch.cat([told, pairs], 1)))
+
+
+def dlrm() -> tuple[nn.Module, tuple[Any, ...]]:
+    """Return the net and example inputs: numbers and categories of an advertisement."""
+    columns = torch.zeros(2, WIDE_AND_DEEP_TABLES, dtype=torch.long)
+    return Dlrm(), (torch.zeros(2, 13), columns)
+
+
 def ncf() -> tuple[nn.Module, tuple[Any, ...]]:
     """Return the net and example inputs: users and items."""
     return Ncf(), (torch.zeros(2, dtype=torch.long),) * 2

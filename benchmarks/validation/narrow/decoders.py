@@ -15,7 +15,8 @@ from policysearch.objective.published.networks import spelled_alike
 class Decoder:
     """Width, blocks, heads, heads of keys, width inside the feed-forward, rows of the vocabulary.
 
-    `gated`: the feed-forward multiplies two branches (SwiGLU), else it has one.
+    `gated`: the feed-forward multiplies two branches (SwiGLU), else it has one. Each token passes
+    `active` feed-forwards of its block's experts, a device one of them with the tokens of many.
     """
 
     width: int
@@ -25,6 +26,7 @@ class Decoder:
     inner: int
     rows: int
     gated: bool = True
+    active: int = 1
 
 
 DECODERS: dict[str, Decoder] = {
@@ -58,12 +60,19 @@ DECODERS: dict[str, Decoder] = {
     "gpt 175b": Decoder(12288, 96, 96, 96, 49152, 50304, gated=False),
     "nanochat d26": Decoder(1664, 26, 13, 13, 6656, 65536, gated=False),
     "nanochat d12": Decoder(768, 12, 6, 6, 3072, 65536, gated=False),
+    "qwen3-30b-a3b": Decoder(2048, 48, 16, 2, 768, 151936, active=8),
+    "qwen3-235b-a22b": Decoder(4096, 94, 32, 2, 1536, 151936, active=8),
+    "deepseekv3": Decoder(7168, 61, 56, 56, 2048, 129280, active=9),
+    "grok1 314b": Decoder(6144, 64, 48, 8, 32768, 131072, active=2),
+    "mixtral 8x7b": Decoder(4096, 32, 32, 8, 14336, 32000, active=2),
+    "gpt-oss 120b": Decoder(2880, 36, 45, 6, 2880, 201088, active=4),
 }
 """From the models' published configurations."""
 
 
 def decoder_named(name: str) -> Decoder | None:
     """Return a decoder, however its name is spelled; None where there is none."""
+    name = name.replace("_", "-")
     spelled = {spelled_alike(key): row for key, row in DECODERS.items()}
     return spelled.get(spelled_alike(name))
 
@@ -88,12 +97,14 @@ def block(step: Layers, batch: int, length: int, d: Decoder, shards: int = 1) ->
     _exchanges(step, wide, shards)
     step.residual(wide)
     _norm(step, wide)
-    branches = 2 if d.gated else 1
-    step.linear(tokens, d.width, branches * d.inner // shards, bias=False, gathered=shards)
-    inner = tokens * d.inner / shards
+    branches, passed = (2 if d.gated else 1), tokens * d.active
+    step.linear(passed, d.width, branches * d.inner // shards, bias=False, gathered=shards)
+    inner = passed * d.inner / shards
     step.move(branches * inner, inner)
     step.move((branches + 1) * inner, branches * inner)
-    step.linear(tokens, d.inner // shards, d.width, bias=False)
+    step.linear(passed, d.inner // shards, d.width, bias=False)
+    if d.active > 1:  # tokens are sent to their experts and back, both ways
+        step.move(2 * passed * d.width, 2 * passed * d.width, count=2)
     _exchanges(step, wide, shards)
     step.residual(wide)
 
@@ -142,19 +153,21 @@ def decoder(
     d: Decoder,
     shards: int = 1,
     recomputed: Collection[str] = (),
+    stages: int = 1,
 ) -> None:
     """Add all blocks and the last product, which stays in the activations' format.
 
+    Of `stages` of a pipeline a device has its share.
     `recomputed`: what backward runs again instead of keeping it, of "norm" and "swiglu".
     """
     tokens = batch * length
-    step.repeat(d.blocks)
+    step.repeat(d.blocks / stages)
     block(step, batch, length, d, shards)
     if "norm" in recomputed:
         step.move(tokens * d.width, tokens * d.width, count=2)
     if "swiglu" in recomputed:
         branches, inner = (2 if d.gated else 1), tokens * d.inner / shards
         step.move(branches * inner, inner)
-    step.repeat(1)
+    step.repeat(1 / stages)
     step.product(1, tokens, d.rows // shards, d.width)
     step.cross_entropy(tokens * d.rows / shards)

@@ -11,7 +11,7 @@ from benchmarks.validation.narrow.decoders import Decoder, block, decoder, decod
 from benchmarks.validation.narrow.layers import Layers
 from benchmarks.validation.narrow.parallel import Run, waited_seconds
 from benchmarks.validation.narrow.precision import NarrowPrecision
-from benchmarks.validation.narrow.scalings import SCALINGS, Scaling, scaling_named
+from benchmarks.validation.narrow.scalings import Scaling, scaling_named
 from policysearch.cost.devices import Device
 from policysearch.cost.gemm import Extents
 from policysearch.cost.parallel.collectives import LINK_SHARE, link_of
@@ -24,7 +24,9 @@ from policysearch.policy.parallel import Parallel
 from policysearch.values import InputError, number
 
 SHIPPED = Path(__file__).with_name("published_narrow.json")
-"""Rows that come with the package."""
+SHIPPED_MORE = Path(__file__).with_name("published_narrow_2.json")
+"""Rows that come with the repository: most recipes were chosen with the first in view, some with
+both."""
 
 BFLOAT16 = NarrowPrecision("bfloat16", "bfloat16", "bfloat16", masters=False)
 
@@ -34,6 +36,17 @@ LARGEST_SIZE = 2**40
 BATCH = "batch_per_gpu"
 
 EIGHT_BIT = ("fp8", "nvfp4", "mxfp8")
+
+SPREAD = re.compile(r"\b(TP|PP|CP|DP|DDP|FSDP\d?|ZeRO|data|tensor)\b|\b[TPC]P\d", re.IGNORECASE)
+"""Words that say how a run is spread over devices."""
+
+MEGATRON = re.compile(r"megatron|nemo", re.IGNORECASE)
+
+FORWARD = re.compile(r"forward only|fprop|matmul, shape|MAMF", re.IGNORECASE)
+"""Names of rows that time one product, forward alone."""
+
+LARGE = 8192
+"""Extent of the best of many shapes, where a row says no more."""
 
 FLAGS = re.compile(r"flags differ: bf16 (.*)\| fp8 (.*)")
 """A note on runs that were started with different flags."""
@@ -61,25 +74,56 @@ class NarrowRow:
     notes: tuple[str, ...]
     devices: int = 1
     framework: str = ""
+    whole_batch: int = 0
 
     @property
     def shards(self) -> int:
         """How many devices its products are split over."""
-        found = re.search(r"TP=([1-9]\d*)", self.parallelism)
+        return self._ways("TP")
+
+    @property
+    def stages(self) -> int:
+        """How many stages of a pipeline its blocks are parted in."""
+        return self._ways("PP")
+
+    def _ways(self, kind: str) -> int:
+        found = re.search(rf"\b{kind}=? ?([1-9]\d*)", self.parallelism)
         return int(found[1]) if found else 1
 
     @property
     def parallel(self) -> Parallel:
-        """How the run is spread: FSDP is stage 3 of ZeRO, plain DP divides the optimizer state."""
-        tensor = self.shards if self.devices % self.shards == 0 else 1
-        said = self.parallelism
-        zero = 3 if re.search(r"FSDP(?!=0\b)", said) else 1 if re.search(r"\bDP\b", said) else 0
-        return Parallel(self.devices, tensor, zero)
+        """How gradients are spread: FSDP is stage 3 of ZeRO, plain DP divides the optimizer state.
+
+        Stages and parts of sequences have gradients of their own. Megatron divides the optimizer
+        state as well. Where nothing is said of the layout, nothing is exchanged.
+        """
+        said, alone = self.parallelism, self.stages * self._ways("CP")
+        if self.devices > 1 and not SPREAD.search(said):
+            return Parallel(1, 1, 0)
+        devices = self.devices // alone if self.devices % alone == 0 else self.devices
+        tensor = self.shards if devices % self.shards == 0 else 1
+        megatron = MEGATRON.search(self.framework) is not None
+        zero = 3 if re.search(r"FSDP(?!=0\b)", said) else 0
+        zero = zero or (1 if megatron or re.search(r"\bDP\b", said) else 0)
+        return Parallel(devices, tensor, zero)
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step: as said, else those that make the batch of all devices."""
+        if self.accumulation > 1 or not self.whole_batch:
+            return self.accumulation
+        return max(1, round(self.whole_batch / (self.batches[0] * self.parallel.groups)))
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether products are cut in parts that overlap exchanges: Megatron's default recipes."""
+        return "async TP" in self.parallelism or MEGATRON.search(self.framework) is not None
 
 
 def read_narrow_rows(path: Path | None = None) -> tuple[NarrowRow, ...]:
     """Return the rows of a JSON file, or those of the package; InputError names a broken place."""
-    return read_file(path or SHIPPED, "", narrow_row_of).all
+    paths = (path,) if path else (SHIPPED, SHIPPED_MORE)
+    return tuple(row for each in paths for row in read_file(each, "", narrow_row_of).all)
 
 
 def narrow_row_of(row: Fields) -> NarrowRow:
@@ -104,6 +148,7 @@ def narrow_row_of(row: Fields) -> NarrowRow:
         row.texts("confounders"),
         row.count("n_gpu") or 1,
         row.text("framework", ""),
+        _size(row, BATCH, batch.get("global")),
     )
 
 
@@ -111,6 +156,8 @@ def _size(row: Fields, key: str, value: object) -> int:
     """Return a size, 0 where it is missing or described in words; a text of digits is a number."""
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,12}", value):
         value = int(value)
+    if value == "best":
+        return LARGE
     if not isinstance(value, int) or value <= 0:
         return 0
     number(f"{row.where}: {key}", value, 1, LARGEST_SIZE)
@@ -127,9 +174,8 @@ def narrow_speedup(row: NarrowRow, constants: Constants = FITTED) -> float:
         _build(row, step, batch)
         _check_shared(row, step)
         alone = _seconds(step, device, constants)
-        micro = max(1, round(row.accumulation * row.batches[0] / batch))
-        asynchronous = "async TP" in row.parallelism
-        run = Run(step, alone, device, row.parallel, BFLOAT16.activations, micro, asynchronous)
+        micro = max(1, round(row.micro_batches * row.batches[0] / batch))
+        run = Run(step, alone, device, row.parallel, BFLOAT16.activations, micro, row.asynchronous)
         waited = waited_seconds(run) if row.kind == "end-to-end" else 0.0
         seconds.append((alone + waited + _host_seconds(row, step, device)) / batch)
     return seconds[0] / seconds[1]
@@ -157,16 +203,17 @@ def _baseline(row: NarrowRow) -> NarrowPrecision:
     """Return what the baseline multiplies in as it is stated: bfloat16 unless in 8 bits itself."""
     said = row.formats[0]
     if any(name in said.lower() for name in EIGHT_BIT):
-        return replace(BFLOAT16, scaling=scaling_named(said), accumulation=row.accumulation)
+        return replace(BFLOAT16, scaling=scaling_named(said), accumulation=row.micro_batches)
     named = FORMATS.get(said, "bfloat16")
     return BFLOAT16 if named == "bfloat16" else _plain(named)
 
 
 def _mixed(row: NarrowRow) -> NarrowPrecision:
     scaling = scaling_named(f"{row.recipe} {row.formats[1]}")
-    if "pre-quantized" in row.model and scaling.name != "delayed":
-        scaling = SCALINGS["quantised"]
-    return replace(BFLOAT16, scaling=scaling, accumulation=row.accumulation)
+    kernel = "pre-quantized" in row.model and scaling.name != "delayed"
+    if kernel or "MAMF" in row.model or "gemm only" in row.formats[1]:
+        scaling = replace(scaling, element_bytes=0, weight_bytes=0, launches=0)
+    return replace(BFLOAT16, scaling=scaling, accumulation=row.micro_batches)
 
 
 def emulated(row: NarrowRow) -> list[str]:
@@ -199,13 +246,13 @@ def _build(row: NarrowRow, step: Layers, batch: int) -> None:
     if sizes is not None and row.kind == "end-to-end":
         flags = _flags(row, step.precision.scaling is not None)
         again = [flag.removeprefix("--recompute-") for flag in flags if "recompute" in flag]
-        decoder(step, batch, row.length or 2048, sizes, shards, again)
+        decoder(step, batch, row.length or 2048, sizes, shards, again, row.stages)
     elif found := re.search(r"transformer layer.* hidden (\d+),? ffn (\d+)", row.model):
         width, inner = int(found[1]), int(found[2])
         _layer(row, step, batch, Decoder(width, 1, 32, 32, inner, 0, gated=False))
     elif not (m and n and k):
         raise InputError("shapes are not given; expected M, N and K, or a decoder known by name")
-    elif "forward only" in row.model:
+    elif FORWARD.search(row.model):
         _forward(step, m, n, k)
     elif "expert" in row.model or "MoE" in row.model:
         _experts(step, row, m, n, k, groups or 8)

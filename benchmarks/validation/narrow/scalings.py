@@ -30,10 +30,9 @@ class Scaling:
 SCALINGS: dict[str, Scaling] = {
     row.name: row
     for row in (
-        Scaling("quantised", "float8_e4m3fn", 0, 0, 0, 0.97),
         Scaling("delayed", "float8_e4m3fn", 4, 6, 1, 0.97),
         Scaling("current", "float8_e4m3fn", 6, 8, 2, NARROW_RATES["current"]),
-        Scaling("row", "float8_e4m3fn", 10, 10, 4, 0.68, gathers_narrow=False),
+        Scaling("row", "float8_e4m3fn", 14, 14, 4, 0.9, gathers_narrow=False),
         Scaling("block", "float8_e4m3fn", 8, 10, 2, 0.8),
         Scaling("mx", "float8_e4m3fn", 4, 6, 1, NARROW_RATES["mx"]),
         Scaling("nvfp4", "float4_e2m1fn", 10, 12, 3, NARROW_RATES["nvfp4"]),
@@ -60,7 +59,7 @@ def scaling_named(text: str) -> Scaling:
         (("row",), "row"),
         (("block",), "block"),
         (("delayed",), "delayed"),
-        (("tensor", "current", "dynamic"), "current"),
+        (("tensor", "current", "dynamic", "mixed granularity"), "current"),
         (("static",), "delayed"),
     ):
         if any(word in said for word in words):

@@ -24,7 +24,8 @@ def apply_policy(module, prefix="", strict=True, device_type="cpu", strip="", ad
         raise ValueError("a policy has already been applied to this module; remove it first")
     rows = _rows(module, prefix, strict, strip, adapters)
     for part, row in rows.items():
-        if "float8" in row[0] and (type(part) is not torch.nn.Linear or "forward" in vars(part)):
+        plain = type(part) is torch.nn.Linear and "forward" not in vars(part)
+        if row[0] and "float8" in row[0] and not plain:
             raise ValueError(f"policy: a layer in {row[0]} is {part}; expected a torch.nn.Linear")
     rows.setdefault(module, (None, None, None, False))
     held = _held(module, rows)
@@ -126,7 +127,8 @@ def _rows(module, prefix, strict, strip, adapters):
                 "give them the same formats"
             )
         first.setdefault(part, layer)
-    rows = {**followed, **rows}
+    bare = {names.get((prefix + x[len(strip):]).rstrip(".")): (None,) * 3 for x in CONSTANT}
+    rows = {**{part: (*row, False) for part, row in bare.items() if part}, **followed, **rows}
     owners = {name: part for name, part in names.items() if list(part.parameters(False))}
     strangers = sorted(name for name, part in owners.items() if part not in rows)
     if strict and strangers:

@@ -15,7 +15,7 @@ class _Layer(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if function in WRITTEN_OUT and kwargs.get("need_weights", True):
+        if function in WRITTEN_OUT:
             with self:
                 return WRITTEN_OUT[function](*args, **kwargs)
         if function not in OP:
@@ -41,6 +41,11 @@ class _Layer(TorchFunctionMode):
             return _batch_norm(function, args, kwargs, wanted, result)
         if wanted is None:
             return function(*args, **kwargs)
+        if function is torch.einsum and wanted == self.compute != torch.float32:
+            # Of its pairs some are products, others multiplied place by place: these stay wide.
+            with torch.autocast(self.device_type, wanted):
+                made = function(*args, **kwargs)
+            return made.to(result) if made.dtype == wanted else made
         cast, options = _cast(args, wanted), _cast(kwargs, wanted)
         if op == "embedding":  # its gradients are summed in float32 and rounded once
             cast, options = _cast(cast, torch.float32), _cast(options, torch.float32)

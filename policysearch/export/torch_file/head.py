@@ -38,6 +38,9 @@ FUNCTIONS = $functions
 # Layers that add a bias to something else than a product: there an addition is a bias.
 BIASES = $biases
 
+# Modules that compute constants alone, which no format is meant for.
+CONSTANT = $folded
+
 # The row of submodules that the policy does not know, with strict=False.
 DEFAULT = ("float32", "float32", None)
 
@@ -52,31 +55,30 @@ ALONE = (
     "add relu tanh sigmoid gelu silu mish prelu hardswish hardsigmoid glu softplus threshold "
     "hardshrink softshrink log_softmax exp exp2 expm1 log log1p log2 log10 sin cos tan erf "
     "maximum minimum addcmul addcdiv lerp sqrt sum logsumexp cumsum cumprod prod mean where "
-    "masked_fill batch_norm conv3d conv_transpose3d"
+    "sinh cosh masked_fill batch_norm conv3d conv_transpose3d"
 )
 
 # op: names of the functions of torch that are it
 NAMES = {
     **{name: name for name in ALONE.split()},
-    "matmul": "linear matmul mm bmm mv dot vdot inner outer addmm addmv addbmm baddbmm einsum "
-    "bilinear tensordot scaled_dot_product_attention multi_head_attention_forward lstm gru "
-    "rnn_tanh rnn_relu lstm_cell gru_cell",
+    "matmul": "linear matmul mm bmm mv dot vdot inner addmm addmv addbmm baddbmm einsum "
+    "bilinear tensordot scaled_dot_product_attention lstm gru rnn_tanh rnn_relu lstm_cell gru_cell",
     "conv2d": "conv1d conv2d", "conv_transpose2d": "conv_transpose1d conv_transpose2d",
-    "subtract": "sub subtract", "multiply": "mul multiply",
+    "subtract": "sub subtract", "multiply": "mul multiply outer ger",
     "divide": "div divide true_divide truediv",
     "scale": "neg negative",
     "hardtanh": "hardtanh relu6", "leaky_relu": "leaky_relu rrelu",
     "elu": "elu selu celu", "log_sigmoid": "logsigmoid",
     "softmax": "softmax softmin",
     "dropout": "dropout dropout1d dropout2d dropout3d",
-    "atan": "atan arctan",
+    "atan": "atan arctan", "asin": "asin arcsin", "acos": "acos arccos",
     "abs": "abs absolute",
     "clamp": "clamp clip clamp_min clamp_max",
     "remainder": "remainder fmod mod",
     "floor_divide": "floor_divide floordiv",
     "rsqrt": "rsqrt rms_norm",
     "pow": "pow square reciprocal",
-    "vector_norm": "norm vector_norm pairwise_distance",
+    "vector_norm": "norm vector_norm",
     "std": "std std_mean", "var": "var var_mean", "max": "max amax", "min": "min amin",
     "interpolate": "interpolate upsample",
     "concatenate": "cat concat concatenate stack",
@@ -119,10 +121,13 @@ def _written_out(function):
     return made
 
 
-# Functions written in Python and no op, and attention with its weights, are several ops.
+# Functions written in Python and no op are several ops.
 PYTHON = {x for x in vars(torch.nn.functional).values() if isinstance(x, types.FunctionType)}
-PYTHON -= {*OP} - {torch.nn.functional.multi_head_attention_forward}
+PYTHON -= {*OP}
 WRITTEN_OUT = {function: _written_out(function) for function in PYTHON}
+WRITTEN_OUT[torch.pairwise_distance] = lambda a, b, p=2.0, eps=1e-6, keepdim=False: (
+    torch.linalg.vector_norm(a - b + eps, p, dim=-1, keepdim=keepdim)
+)
 
 # A number divided by a tensor, which torch computes as a reciprocal and a product.
 QUOTIENTS = (torch.Tensor.__rtruediv__, torch.Tensor.__rdiv__)

@@ -43,7 +43,8 @@ class Run:
     @property
     def fused(self) -> bool:
         """Whether its calls of torch's attention are one kernel: those of torch 2 and newer."""
-        return self.stack.library >= FUSED_ATTENTION_LIBRARY
+        called = not self.network.recipe.written_attention
+        return called and self.stack.library >= FUSED_ATTENTION_LIBRARY
 
     @property
     def step(self) -> Graph:

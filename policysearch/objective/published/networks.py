@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from policysearch.values import InputError, near_miss
@@ -28,7 +28,8 @@ class Recipe:
     `channels_last`: those whose mixed run is NHWC with fused norms while its baseline is not;
     `compiled`: those that run it with XLA, `compiled_mixed`: under mixed precision alone;
     `fused_update` and `unfused_update`: those whose baseline fuses the update as the mixed run
-    does, and those whose mixed run does not either.
+    does, and those whose mixed run does not either. `written_attention`: the scripts write
+    attention out op by op, also with frameworks that have it as one kernel.
     """
 
     channels_last: tuple[str, ...] = ()
@@ -36,6 +37,7 @@ class Recipe:
     compiled_mixed: tuple[str, ...] = ()
     fused_update: tuple[str, ...] = ()
     unfused_update: tuple[str, ...] = ()
+    written_attention: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ def _resnet(depth: int) -> Network:
 
 
 XLA = Recipe(compiled=("tensorflow",))
+WRITTEN = Recipe(written_attention=True)
 PLAIN_UPDATE = Recipe(unfused_update=("torch",))
 
 _ROWS = (
@@ -102,11 +105,11 @@ _ROWS = (
     Network("swin_t", "swin", names=("swin_tiny_patch4_window7_224", "swin_tiny")),
     Network("swin_s", "swin", names=("swin_small_patch4_window7_224", "swin_small")),
     Network("swin_b", "swin", names=("swin_base_patch4_window7_224", "swin_base")),
-    Network("bert-base", "bert", (128,), "adam"),
-    Network("bert-large", "bert", (128, 512), "lamb", PRETRAINING_MICRO_BATCHES),
-    Network("bert-large-uncased", "bert", (512,), "adam"),
-    Network("bert-base-squad", "bert", (384,), "adam"),
-    Network("bert-large-squad", "bert", (384,), "adam"),
+    Network("bert-base", "bert", (128,), "adam", recipe=WRITTEN),
+    Network("bert-large", "bert", (128, 512), "lamb", PRETRAINING_MICRO_BATCHES, recipe=WRITTEN),
+    Network("bert-large-uncased", "bert", (512,), "adam", recipe=WRITTEN),
+    Network("bert-base-squad", "bert", (384,), "adam", recipe=WRITTEN),
+    Network("bert-large-squad", "bert", (384,), "adam", recipe=WRITTEN),
     Network(
         "electra-base",
         "electra",
@@ -125,6 +128,17 @@ _ROWS = (
     ),
     Network("transformer-xl-base", "transformer-xl", (192,), "lamb", recipe=PLAIN_UPDATE),
     Network("transformer-xl-large", "transformer-xl", (384,), "lamb", recipe=PLAIN_UPDATE),
+    Network("bert-base-mlm", "bert", (128, 512), "adam", names=("bert base uncased",)),
+    Network("distilbert", "bert", (128, 384), "adam", names=("distilbert base uncased",)),
+    Network("electra-small", "electra", (128,), "adam"),
+    Network("gpt2", "gpt2", (512, 1024), "adam", names=("gpt2 small", "gpt2 124m")),
+    Network("t5-small", "t5", (256, 512), "adam"),
+    Network("bart-base", "bart", (256,), "adam"),
+    Network("ssd300", "ssd", names=("ssd300 resnet50", "ssd300 v1.1")),
+    Network("yolov3", "yolo"),
+    Network("unet", "unet2d", optimizer="adam", names=("u-net",)),
+    Network("dlrm", "dlrm", optimizer="sgd"),
+    Network("waveglow", "waveglow", optimizer="adam"),
     Network("gnmt", "gnmt", (28, 50), "adam", longest=50, names=("gnmt v2",)),
     Network(
         "ncf",
@@ -156,6 +170,13 @@ _ROWS = (
 
 NETWORKS: Mapping[str, Network] = MappingProxyType({row.name: row for row in _ROWS})
 """Networks that are recorded as graphs, by name."""
+
+
+def as_run_by(network: Network, framework: str) -> Network:
+    """Return a network as a framework runs it: Hugging Face's models call torch's attention."""
+    if re.search(r"\bhf\b|hugging|transformers", framework.lower()):
+        return replace(network, recipe=replace(network.recipe, written_attention=False))
+    return network
 
 
 def spelled_alike(name: str) -> str:

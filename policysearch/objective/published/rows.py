@@ -15,7 +15,7 @@ from policysearch.cost.stacks import Stack
 from policysearch.objective.published.aliases import device_of
 from policysearch.objective.published.graphs import Run
 from policysearch.objective.published.models import own_network
-from policysearch.objective.published.networks import Network, network_named
+from policysearch.objective.published.networks import Network, as_run_by, network_named
 from policysearch.objective.published.row_file import Fields, read_file
 from policysearch.objective.published.stacks import (
     FLOAT32,
@@ -164,7 +164,7 @@ def setting_of(row: Row) -> Setting:
     Stacks follow from framework, notes and the network's recipe. "fp32" on a device that has
     tfloat32 is what the framework makes of it by default.
     """
-    network, device = _network(row), device_of(row.hardware)
+    network, device = as_run_by(_network(row), row.framework), device_of(row.hardware)
     for batch in row.batches:
         if batch < 1:
             raise InputError(f"a batch of {batch}")

@@ -115,14 +115,31 @@ def pair_named(framework: str, notes: tuple[str, ...] = ()) -> Pair:
     return pair
 
 
+OF_CONTAINER = ((23, 2, (2, 0)), (20, 6, (1, 7)), (0, 0, (1, 5)))
+"""Versions of PyTorch, about, by the first container of NVIDIA's (year, month) that has them."""
+
+
+def torch_version(framework: str) -> tuple[int, int] | None:
+    """Return the version of PyTorch that a row names, None where it names none.
+
+    NVIDIA's containers are named by year and month ("NGC PyTorch 20.03").
+    """
+    found = re.search(r"pytorch (\d+)\.(\d+)", framework.lower())
+    if found is None:
+        return None
+    version = int(found[1]), int(found[2])
+    if version[0] < 16:
+        return version
+    return next(known for year, month, known in OF_CONTAINER if version >= (year, month))
+
+
 def _torch(name: str) -> Pair:
     """Return the stacks of a version of PyTorch.
 
     Scripts of its first years took apex's fused optimizer under mixed precision alone, those of
     Hugging Face never. tfloat32 was the default of products until 1.11.
     """
-    found = re.search(r"pytorch (\d+)\.(\d+)", name)
-    version = (int(found[1]), int(found[2])) if found else None
+    version = torch_version(name)
     library = 10
     if version:
         library = 9 if version < (1, 0) else 10 if version < (1, 7) else 11

@@ -16,6 +16,7 @@ from policysearch.report.page.svg import (
 )
 from policysearch.report.page.words import gap, percent, power
 from policysearch.study.journal.trials import Confirmation, Trial
+from policysearch.study.results.gain import expected_gaps
 
 SECTION = Section(50, "sure", "How sure is that?", "How sure")
 
@@ -81,32 +82,27 @@ def _seeds(sight: Sight, trials: list[Trial]) -> Html:
 
 def _foretold(sight: Sight) -> Html | None:
     """Draw the gap that the search expected of each policy beside the one it measured."""
-    asked = [t for t in sight.results.trials if t.expected and not t.diverged]
-    shown = [t for t in asked if t.number in sight.linked][:MOST_LINES]
+    asked = expected_gaps(sight.results)
+    shown = [each for each in asked if each.trial in sight.linked][:MOST_LINES]
     if not shown:
         return None
-    least = sight.results.resolution_gap or 1e-9
-    spans = {t.number: [max(least, v) for v in t.expected or ()] for t in shown}
-    gaps = {t.number: max(least, t.loss_gap) for t in shown}
-    every = [*gaps.values(), *(value for span in spans.values() for value in span)]
+    every = [value for each in shown for value in (each.gap, each.middle, each.low, each.high)]
     x = Axis(min(every) / 1.5, max(every) * 1.5, 78, 425, log=True)
     bottom = 24.0 * len(shown) + 8
     parts: list[Child] = [upright_grid(x, 4, bottom, lambda v: power(v, 0), 4)]
-    for place, trial in enumerate(shown):
-        y, (middle, low, high) = 18.0 + 24.0 * place, spans[trial.number]
-        parts.append(label(70, y + 4, f"trial {trial.number}{sight.mark(trial.number)}", "", "end"))
-        parts.append(line(x(low), y, x(high), y, "step"))
-        parts.append(line(x(middle), y - 5, x(middle), y + 5, "step"))
-        parts.append(tag("circle", cx=round(x(gaps[trial.number]), 1), cy=y, r=4, cls="dot-front"))
-    said = ", ".join(
-        f"trial {t.number} {gap(t.loss_gap)} for {gap((t.expected or (0.0,))[0])}" for t in shown
-    )
+    for place, each in enumerate(shown):
+        y, name = 18.0 + 24.0 * place, f"trial {each.trial}{sight.mark(each.trial)}"
+        parts.append(label(70, y + 4, name, "", "end"))
+        parts.append(line(x(each.low), y, x(each.high), y, "step"))
+        parts.append(line(x(each.middle), y - 5, x(each.middle), y + 5, "step"))
+        parts.append(tag("circle", cx=round(x(each.gap), 1), cy=y, r=4, cls="dot-front"))
+    said = ", ".join(f"trial {e.trial} {gap(e.gap)} for {gap(e.middle)}" for e in shown)
     picture = svg(440, bottom + 24, *parts, label=f"Measured for expected gaps in nats: {said}")
-    held = sum(t.expected[1] <= t.loss_gap <= t.expected[2] for t in asked if t.expected)
+    held = sum(each.held for each in asked)
     note = (
         "Loss gap in nats. Bar: four in five gaps were expected there before the policy was "
-        f"trained; tick: its middle. Blue: measured. {held} of {len(asked)} lie within; less than "
-        f"{power(least)} is drawn as that."
+        f"trained; tick: its middle. Blue: measured. {held} of {len(asked)} lie within. Less than "
+        "noise is drawn as that much."
     )
     head = tag("h3", "Did it come out as the search expected?")
     return tag("figure", head, picture, tag("figcaption", note))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from policysearch.cost.price import PolicyCost
 from policysearch.search.acquisition import gain, regret, yardstick
+from policysearch.search.fidelity import rank_correlation
 from policysearch.search.hypervolume import Array
 from policysearch.search.objectives import counted
 from policysearch.study.results.results import Results
@@ -64,3 +66,43 @@ def ladder_costs(results: Results) -> Array:
 def _costs(cost: PolicyCost, results: Results) -> Array:
     """Return (time, memory) over float32's, as far as they count in this study: [2]."""
     return np.array(counted(1.0 / cost.speedup, cost.memory_ratio, results.spec.objectives.names))
+
+
+@dataclass(frozen=True)
+class ExpectedGap:
+    """What the search expected of a gap, the middle and an interval for four in five; and the gap.
+
+    In nats, each of them as much as noise leaves to be told at least.
+    """
+
+    trial: int
+    gap: float
+    middle: float
+    low: float
+    high: float
+
+    @property
+    def held(self) -> bool:
+        """Whether the gap lies in the interval."""
+        return self.low <= self.gap <= self.high
+
+
+def expected_gaps(results: Results) -> list[ExpectedGap]:
+    """Return one for each trial of which something was expected, and that came to its end."""
+    least = results.resolution_gap or 1e-12
+    return [
+        ExpectedGap(t.number, *(max(least, value) for value in (t.loss_gap, *t.expected)))
+        for t in results.trials
+        if t.expected and not t.diverged
+    ]
+
+
+def as_expected(results: Results) -> list[str]:
+    """Return a line on how what was expected of gaps compares with what was measured, if any."""
+    found = expected_gaps(results)
+    if not found:
+        return []
+    held = sum(each.held for each in found)
+    said = f"{held} of {len(found)} gaps lie where four in five were expected before"
+    ranks = rank_correlation([(each.middle, each.gap) for each in found])
+    return [said + ("" if math.isnan(ranks) else f"; rank correlation {ranks:.2f}")]
