@@ -18,7 +18,7 @@ from tests.studies import WITHOUT_TF32, replaced_training, write_study
 from tests.test_kills import ROOT
 
 VIEWS = (
-    *("show tiny.toml", "show tiny.toml --csv", "show tiny.toml --trial 7", "noise tiny.toml"),
+    *("show tiny.toml", "show tiny.toml --csv", "show tiny.toml --trial 2", "noise tiny.toml"),
     *("report tiny.toml", "plot tiny.toml", "export tiny.toml --pick knee", "repair tiny.toml"),
 )
 LAYERS = 1000
