@@ -43,9 +43,9 @@ def losses(policy: Policy, model: Model) -> tuple[str, ...]:
     policy.check_layers(model.layer_names)
     running, traced = runs(policy, model), trace_forward(model, SMALLEST_BATCH)
     lines: list[str] = []
+    nodes, strict = _forward_nodes(traced), strict_products(policy, model)
     for layer in model.layer_names:
-        nodes = [n for n in traced.nodes if n.layer == layer and n.role == "fprop"]
-        lines += _layer_losses(policy, layer, nodes, model)
+        lines += _layer_losses(policy, layer, nodes.get(layer, []), model, strict)
         if model.parameters_of(layer):
             lines += _storage_losses(policy, layer, traced)
     if isinstance(model, Chain):  # those of an imported net are modules
@@ -56,9 +56,19 @@ def losses(policy: Policy, model: Model) -> tuple[str, ...]:
     return (*lines, *_whole_losses(policy, running, model))
 
 
-def _layer_losses(policy: Policy, layer: str, nodes: list[Node], model: Model) -> Iterator[str]:
+def _forward_nodes(graph: Graph) -> dict[str, list[Node]]:
+    """Return the nodes of the forward pass by their layer."""
+    found: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if node.role == "fprop":
+            found.setdefault(node.layer, []).append(node)
+    return found
+
+
+def _layer_losses(
+    policy: Policy, layer: str, nodes: list[Node], model: Model, strict: tuple[str, ...]
+) -> Iterator[str]:
     """Only the ops in the low-precision list have the formats of their layer."""
-    strict = strict_products(policy, model)
     low = [n for n in nodes if n.source in policy.low_precision_ops and n.op.kind != "move"]
     if not low:
         return
@@ -148,8 +158,9 @@ def _storage_losses(policy: Policy, layer: str, traced: Graph) -> Iterator[str]:
 
 def _function_losses(graph: Graph, model: Model) -> Iterator[str]:
     """A function called in `forward` runs in the dtype of its input if no submodule owns it."""
+    by_layer = _forward_nodes(graph)
     for layer in model.layer_names:
-        nodes = [n for n in graph.nodes if n.layer == layer and n.role == "fprop"]
+        nodes = by_layer.get(layer, [])
         computed = [n for n in nodes if n.op.name != "cast"]
         if model.parameters_of(layer) or not computed:
             continue  # nothing is left of a dropout in evaluation

@@ -6,6 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
@@ -182,7 +183,15 @@ class Model(ABC):
 
     def parameters_of(self, layer: str) -> tuple[ParameterSpec, ...]:
         """Return the arrays that one layer holds, tied ones included."""
-        return tuple(spec for spec in self.parameters() if layer in spec.owners)
+        return self._by_owner.get(layer, ())
+
+    @cached_property
+    def _by_owner(self) -> Mapping[str, tuple[ParameterSpec, ...]]:
+        found: dict[str, tuple[ParameterSpec, ...]] = {}
+        for spec in self.parameters():
+            for owner in dict.fromkeys(spec.owners):
+                found[owner] = (*found.get(owner, ()), spec)
+        return found
 
     def emit_inputs(self, b: Builder, batch_size: int) -> dict[str, int]:
         """Emit the sources of a batch; return {name: node}."""

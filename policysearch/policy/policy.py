@@ -272,19 +272,22 @@ class Policy(Shown):
 
     def layer(self, name: str) -> LayerPolicy:
         """Return the formats of layer `name`; InputError where the policy has no such layer."""
-        for known, layer in self.layers:
-            if known == name:
-                return layer
-        raise InputError(
-            f"policy {self.name!r} layers: no layer {name!r}; "
-            f"it has {', '.join(known for known, _ in self.layers)}"
-        )
+        if name not in self._by_layer:
+            raise InputError(
+                f"policy {self.name!r} layers: no layer {name!r}; "
+                f"it has {', '.join(known for known, _ in self.layers)}"
+            )
+        return self._by_layer[name]
+
+    @cached_property
+    def _by_layer(self) -> Mapping[str, LayerPolicy]:
+        return dict(self.layers)
 
     def scaling_of(self, name: str, operand: Operand | None = None) -> Scaling:
         """Return the recipe of layer `name`, or of an operand of its products."""
         if operand is not None and operand.scaling is not None:
             return operand.scaling
-        return dict(self.layers)[name].scaling or self.scaling
+        return self._by_layer[name].scaling or self.scaling
 
     @property
     def recipes(self) -> tuple[str, ...]:
