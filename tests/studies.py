@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 from unittest import mock
@@ -85,8 +86,24 @@ class Untrained:
 
 def measured(policy: Policy, seed: int) -> Measurement:
     """Return a made-up measurement that differs by policy and seed, without training."""
-    spread = int(policy.digest[:6], 16) / 2**24
+    spread = share_of(policy)
     return Measurement(0.5 + 1e-3 * spread + 1e-5 * seed, 0.9, None, 0, (), ())
+
+
+ADDED_OPS = frozenset(("asin", "acos", "sinh", "cosh"))
+"""Ops that came to the lists of presets since the numbers below were looked at."""
+
+
+def as_before(policy: Policy) -> Policy:
+    """Return the policy without ops that came to the lists of presets later."""
+    names = "low_precision_ops", "fp32_ops", "promote_ops"
+    kept = {n: tuple(op for op in getattr(policy, n) if op not in ADDED_OPS) for n in names}
+    return replace(policy, **kept)
+
+
+def share_of(policy: Policy) -> float:
+    """Return a number in [0, 1) that the digest gives, the same after an op is added."""
+    return int(as_before(policy).digest[:6], 16) / 2**24
 
 
 @contextmanager

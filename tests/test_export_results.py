@@ -144,8 +144,8 @@ def test_devices_of_a_context_are_left_alone(load: Any) -> None:
 
 
 def test_any_name_of_a_submodule_will_do(load: Any) -> None:
-    """Quotes, ends of lines, other alphabets; dots are those of nested ones."""
-    first, second = "fc\"1'\n$x", "\u5c42"
+    """Quotes, other alphabets; dots are those of nested ones."""
+    first, second = "fc\"1'\\n$x", "\u5c42"
 
     class Odd(nn.Module):
         def __init__(self) -> None:

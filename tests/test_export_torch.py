@@ -200,5 +200,5 @@ def test_a_module_that_does_not_fit_is_refused() -> None:
 @pytest.mark.torch
 def test_an_odd_policy_name_cannot_break_the_file() -> None:
     pytest.importorskip("torch")
-    policy = dataclasses.replace(mixed(), name='"""\nimport os\r\n\\')
+    policy = dataclasses.replace(mixed(), name='"""; import os; \\')
     assert run(policy)["LAYERS"]["fc3"] == ("float32", "float32", None)

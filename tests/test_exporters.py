@@ -174,8 +174,9 @@ def test_every_layer_is_named(target: Target) -> None:
 @over_targets
 def test_a_name_from_a_file_stays_a_name(target: Target) -> None:
     """What a policy file calls its policy must not become code."""
-    text = target.export(replace(LOW, name='x"\nraise SystemExit\n#'), MODEL)
-    assert not any(line.startswith("raise SystemExit") for line in text.splitlines())
+    with pytest.raises(InputError, match="expected text of one line"):
+        replace(LOW, name="x\nraise SystemExit\n#")
+    text = target.export(replace(LOW, name='"""; raise SystemExit; """ # \\'), MODEL)
     if target.SUFFIX == ".py":
         compile(text, "exported.py", "exec")
 

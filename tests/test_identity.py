@@ -19,6 +19,7 @@ from policysearch.study.journal.identity import (
     identity_of,
     libraries,
 )
+from policysearch.train.groups import Group
 from policysearch.train.tasks import Task
 from policysearch.values import InputError, choices
 
@@ -189,6 +190,7 @@ OTHERS: dict[str, Any] = {
     "graph_rules": ("net.py:rule",),
     "metric": mean_output,
     "ema_storage": "bfloat16",
+    "groups": (Group(("*.bias",), frozen=True),),
 }
 
 

@@ -96,7 +96,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
     ),
     "bags that are fed": (
         lambda x: F.embedding_bag(torch.arange(6), x[0].T, x[0].long().flatten()[:2] * 0).sum() * x,
-        r"embedding_bag: bags that are fed; give numbers \[batch, size of a bag\] and padding_idx",
+        r"embedding_bag: bags that are fed; give numbers \[batch, size of a bag\], and a padding",
     ),
     "the larger of two": (
         lambda x: x.scatter_reduce(1, MASK.long()[None].expand(len(x), 4, 6), x, "amax"),

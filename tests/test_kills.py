@@ -52,6 +52,14 @@ def started(study: Path, storage: Path) -> subprocess.Popen[bytes]:
     )
 
 
+def is_tracker(pid: int) -> bool:
+    """Return whether it is Python's tracker of semaphores, without which others complain."""
+    try:
+        return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 def killed(process: subprocess.Popen[bytes], storage: Path, rng: random.Random) -> str:
     """Kill what chance says, at a moment it says, once training is under way; return what."""
     began, size = time.monotonic(), storage.stat().st_size if storage.exists() else 0
@@ -61,7 +69,7 @@ def killed(process: subprocess.Popen[bytes], storage: Path, rng: random.Random) 
         time.sleep(0.005)
     time.sleep(rng.expovariate(4.0))
     target = rng.choice(("coordinator", "worker", "group"))
-    workers = [pid for pid in session_of(process.pid) if pid != process.pid]
+    workers = [pid for pid in session_of(process.pid) if pid != process.pid and not is_tracker(pid)]
     with contextlib.suppress(ProcessLookupError):
         if target == "group":
             os.killpg(process.pid, signal.SIGKILL)

@@ -381,7 +381,8 @@ def test_a_class_without_a_fused_kernel_is_refused_in_that_order_alone(
     from policysearch.verify.torch_optimizer import torch_optimizer
 
     row = TorchClass("NAdam", lambda optimizer: {}, fused=False)
-    monkeypatch.setattr(Optimizer, "in_torch", lambda self: row)
+    rule = replace(rules()["sgd"], torch=row)
+    monkeypatch.setattr(Optimizer, "rule", property(lambda self: rule))
     with pytest.raises(InputError, match=r"expected 'eager', torch.optim.NAdam has no fused"):
         torch_optimizer(Optimizer("sgd"), [torch.zeros(2)], RATE, fused=True)
     for fused in (None, False):

@@ -34,7 +34,7 @@ from policysearch.study.results.results import Results
 from policysearch.study.results.rows import Row
 from policysearch.study.specification import load_spec
 from policysearch.study.study import run_study
-from tests.studies import replaced_training, write_study
+from tests.studies import replaced_training, share_of, write_study
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
     def traded(policy: Policy, seed: int) -> Measurement:
         narrow = sum(32 - format_named(layer.compute).bits for _, layer in policy.layers)
-        spread = 1.0 + 0.5 * int(policy.digest[:6], 16) / 2**24
+        spread = 1.0 + 0.5 * share_of(policy)
         gap = 1e-4 * narrow * spread * (1.0 if policy.master_weights else 3.0)
         return Measurement(0.5 + gap + 1e-6 * seed, 0.9, None, 0, (), ())
 

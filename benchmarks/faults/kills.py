@@ -20,7 +20,7 @@ from benchmarks.faults.common import finished
 from policysearch.study.opening import load_results
 from policysearch.study.results.results import Results
 from policysearch.study.specification import load_spec
-from tests.test_kills import ROOT, gone, session_of, survived
+from tests.test_kills import ROOT, gone, is_tracker, session_of, survived
 
 COMMANDS = (
     "confirm tiny.toml --processes 2",
@@ -88,7 +88,7 @@ def killed(command: str, folder: Path, seconds: float, rng: random.Random) -> tu
     process = started(command, folder)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(rng.uniform(0.02, 1.0) * seconds)
-    others = [pid for pid in session_of(process.pid) if pid != process.pid]
+    others = [p for p in session_of(process.pid) if p != process.pid and not is_tracker(p)]
     was = process.poll() is None
     with contextlib.suppress(ProcessLookupError):
         if others and rng.random() < 0.3:

@@ -170,8 +170,10 @@ def _reducing(name: str) -> Callable[..., Tensor]:
     return call
 
 
-def _mean(device: Any, x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
-    return torch.mean(x, _axes(x, axis), keepdims)
+def _mean(
+    device: Any, x: Tensor, axis: Any = None, dtype: Any = None, keepdims: bool = False
+) -> Tensor:
+    return torch.mean(x, _axes(x, axis), keepdims, dtype=dtype)
 
 
 def _var(device: Any, x: Tensor, axis: Any = None, ddof: int = 0, keepdims: bool = False) -> Tensor:
