@@ -96,9 +96,16 @@ ADDED_OPS = frozenset(("asin", "acos", "sinh", "cosh"))
 
 def as_before(policy: Policy) -> Policy:
     """Return the policy without ops that came to the lists of presets later."""
-    names = "low_precision_ops", "fp32_ops", "promote_ops"
-    kept = {n: tuple(op for op in getattr(policy, n) if op not in ADDED_OPS) for n in names}
-    return replace(policy, **kept)
+
+    def kept(ops: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(op for op in ops if op not in ADDED_OPS)
+
+    return replace(
+        policy,
+        low_precision_ops=kept(policy.low_precision_ops),
+        fp32_ops=kept(policy.fp32_ops),
+        promote_ops=kept(policy.promote_ops),
+    )
 
 
 def share_of(policy: Policy) -> float:
