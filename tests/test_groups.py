@@ -44,6 +44,7 @@ RATES = {"sgd": 0.1, "momentum": 0.03, "adam": 0.003, "adamw": 0.003}
 @pytest.mark.torch
 def test_a_group_has_an_optimizer_of_its_own_as_two_of_torch_have() -> None:
     """Muon's hidden matrix, AdamW's head: `verify` steps torch's two side by side."""
+    pytest.importorskip("torch")
     head = Group(("fc3.*",), rate_factor=0.1, optimizer="adamw")
     recipe: dict[str, Any] = {"optimizer": "muon", "learning_rate": 0.02, "nesterov": True}
     fields = {**FIELDS, "steps": 10, "tail_steps": 2, "schedule": Schedule()}
