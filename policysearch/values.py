@@ -78,6 +78,9 @@ def choices(hint: Any) -> tuple[str, ...]:
     return tuple(row.names()) if row else ()
 
 
+USER_FAULTS = (Exception, SystemExit)
+"""What code of the user's own may end in, `sys.exit` too; whatever it is, a line says it."""
+
 UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Categories of Unicode that act on a terminal in the place of being seen."""
 

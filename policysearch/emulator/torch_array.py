@@ -34,8 +34,10 @@ NUMPY: Mapping[Any, np.dtype[Any]] = {own: given for given, own in DTYPES.items(
 
 
 @cache  # a captured step reads them where they lie
-def _constant(pattern: bytes, dtype: Any, device: Any) -> Any:
-    return torch.tensor(struct.unpack("=d", pattern)[0], dtype=dtype, device=device)
+def _table(content: bytes, kind: str, shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
+    """Return a constant number or array of an op, kept on the device."""
+    array = np.frombuffer(content, kind).reshape(shape).copy()
+    return torch.from_numpy(array).to(device=device, dtype=dtype)
 
 
 def constant(value: float, dtype: Any, device: Any) -> Any:
@@ -44,7 +46,7 @@ def constant(value: float, dtype: Any, device: Any) -> Any:
     torch divides by a number of the host, on some devices, as a product with its inverse.
     """
     if dtype in (torch.float32, torch.float64, torch.bool) or abs(value) < 2**53:
-        return _constant(struct.pack("=d", value), dtype, device)
+        return _table(struct.pack("=d", value), "=f8", (), dtype, device)
     return torch.tensor(value, dtype=dtype, device=device)
 
 
@@ -306,13 +308,6 @@ def _from_numpy(array: Any) -> Any:
     if any(stride < 0 for stride in array.strides) or not array.flags.writeable:
         array = array.copy()
     return torch.from_numpy(array)
-
-
-@cache  # as `_constant`
-def _table(content: bytes, kind: str, shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
-    """Return a constant array of an op, kept on the device."""
-    array = np.frombuffer(content, kind).reshape(shape).copy()
-    return torch.from_numpy(array).to(device=device, dtype=dtype)
 
 
 def _hosted(value: Any) -> Any:

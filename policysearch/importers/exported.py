@@ -25,7 +25,7 @@ from policysearch.importers.aliases import VIEWS, Aliases, in_place, op_of, open
 from policysearch.importers.decomposition import take_apart
 from policysearch.importers.program import FLOATS, TRUTHS, WHOLES, Extent, extent, resolved
 from policysearch.importers.rules import rule_of
-from policysearch.values import InputError
+from policysearch.values import USER_FAULTS, InputError
 
 GRADIENT_REMEDY = "expected the gradients that torch derives; leave it out"
 
@@ -139,7 +139,7 @@ def exported(module: Any, inputs: tuple[Any, ...], training: bool = True) -> Any
             return program
     except InputError as error:
         raise InputError(f"module {type(module).__name__}: {error}") from error
-    except (Exception, SystemExit) as error:
+    except USER_FAULTS as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(
             f"module {type(module).__name__}: torch.export: {lines[0]}; expected a forward that it "

@@ -18,9 +18,9 @@ import numpy as np
 
 from policysearch.graph import Attrs, FloatArray, Op, Shape, size
 from policysearch.ops.builder import Builder
-from policysearch.ops.eager_update import adam_shrunk
-from policysearch.ops.optimizers import double, sgd_step, single, update_op
+from policysearch.ops.optimizers import double, single, update_op
 from policysearch.optimizers.lamb import NORM, tensor_norm
+from policysearch.optimizers.muon import eager_own_rate_step, own_rate_step
 from policysearch.optimizers.optimizer import (
     ADD,
     MULTIPLY,
@@ -106,13 +106,8 @@ def _rate(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     root = math.sqrt(attrs["elements"])
     relative = np.minimum(rate, 1.0 / step**0.5)
     alpha = np.maximum(SMALLEST_PARAMETER, length / root) * relative
-    return np.asarray(single(alpha / np.maximum(1.0, reach / root)))
-
-
-def _step(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    parameter, direction, rate, own = inputs
-    shrunk: FloatArray = parameter * single(1.0 - double(rate) * attrs["weight_decay"])
-    return shrunk - direction * own
+    own: FloatArray = single(alpha / np.maximum(1.0, reach / root))
+    return own
 
 
 def _reducing(name: str, forward: Any) -> Op:
@@ -180,8 +175,6 @@ multiplied = update_op("multiplied", lambda inputs, attrs: inputs[0] * inputs[1]
 adafactor_rate = Op("adafactor_rate", lambda inputs, attrs: (), _rate, placement="fp32")
 """min(learning_rate, 1 / sqrt(step)) * max(1e-3, root mean square of the parameter) / max(1, that
 of the direction), of their lengths and number of `elements`."""
-adafactor_step = update_op("adafactor_step", _step, 3)
-"""The parameter after decay, minus its own rate times the direction."""
 
 
 def _emit_matrix(b: Builder, optimizer: Optimizer, at: Place) -> tuple[tuple[int, ...], int]:
@@ -210,7 +203,7 @@ def _moved(b: Builder, at: Place, direction: int) -> int:
     elements = {"elements": size(b.shape(at.parameter))}
     own = b.emit(adafactor_rate, length, reach, at.rate, at.step, attrs=elements)
     attrs = {"weight_decay": at.decay}
-    return b.emit(adafactor_step, at.parameter, direction, at.rate, own, attrs=attrs)
+    return b.emit(own_rate_step, at.parameter, direction, at.rate, own, attrs=attrs)
 
 
 def _eager_mean_square(emit: EmitOne, attrs: Attrs, inputs: Sequence[int]) -> int:
@@ -236,13 +229,6 @@ def _eager_direction(emit: EmitOne, attrs: Attrs, inputs: Sequence[int]) -> int:
 def _eager_over_root(emit: EmitOne, attrs: Attrs, inputs: Sequence[int]) -> int:
     variance, grad = inputs
     return emit(multiplied, emit(inverse_root, variance, attrs=attrs), grad)
-
-
-def _eager_step(emit: EmitOne, attrs: Attrs, inputs: Sequence[int]) -> int:
-    parameter, direction, rate, own = inputs
-    if attrs["weight_decay"]:
-        parameter = emit(adam_shrunk, parameter, rate, attrs=attrs)
-    return emit(sgd_step, parameter, direction, own)
 
 
 def _plain(
@@ -294,7 +280,7 @@ ADAFACTOR = Rule(
     eager={
         "mean_square": _eager_mean_square,
         "adafactor_direction": _eager_direction,
-        "adafactor_step": _eager_step,
+        "own_rate_step": eager_own_rate_step,
     },
     gradients=("mean_square", "adafactor_direction", "adafactor_length"),
     numbers=("adafactor_rate",),

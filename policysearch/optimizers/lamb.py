@@ -12,7 +12,7 @@ import numpy as np
 
 from policysearch.graph import Attrs, FloatArray, Op, size
 from policysearch.ops.builder import Builder
-from policysearch.ops.optimizers import adam_m, adam_v, update_op
+from policysearch.ops.optimizers import adam_m, adam_v, double, single, update_op
 from policysearch.optimizers.adam import MOMENTS, eager_second_moment, moments_of
 from policysearch.optimizers.optimizer import ADD, MULTIPLY, Array, Optimizer, Place, Rule
 
@@ -21,21 +21,23 @@ NORM, DIRECTION = (1, 0), (2, 1)
 
 def _direction(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     m, v, parameter, step = inputs
-    count = float(step)
-    root: FloatArray = np.sqrt(v / np.float32(1.0 - attrs["beta2"] ** count))
-    moved = m / np.float32(1.0 - attrs["beta1"] ** count) / (root + np.float32(attrs["epsilon"]))
+    count = double(step)
+    root: FloatArray = np.sqrt(v / single(1.0 - attrs["beta2"] ** count))
+    moved = m / single(1.0 - attrs["beta1"] ** count) / (root + np.float32(attrs["epsilon"]))
     direction: FloatArray = moved + parameter * np.float32(attrs["weight_decay"])
     return direction
 
 
 def _norm(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     flat = inputs[0].ravel(order="K")
-    return np.asarray(np.sqrt(np.dot(flat, flat)))
+    norm: FloatArray = np.sqrt(np.dot(flat, flat))
+    return norm
 
 
 def _step(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     parameter, direction, length, reach, rate = inputs
-    ratio = length / reach if length > 0.0 and reach > 0.0 else np.float32(1.0)
+    known = (length > 0.0) & (reach > 0.0)
+    ratio: FloatArray = np.where(known, length / reach, np.float32(1.0))
     return parameter - direction * (ratio * rate)
 
 

@@ -58,7 +58,7 @@ def _normed(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     low = format_named("bfloat16")
     x = quantise(inputs[0], low)
     flat = x.ravel(order="K")
-    norm = quantise(np.asarray(np.sqrt(np.dot(flat, flat))), low)
+    norm = quantise(np.sqrt(np.dot(flat, flat)), low)
     least: Any = quantise(np.array(SMALLEST_NORM, np.float32), low)
     normed: FloatArray = x / np.maximum(norm, least)
     return normed
@@ -80,9 +80,9 @@ def _product(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 
 
 def _step(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    parameter, direction, rate, adjusted = inputs
+    parameter, direction, rate, own = inputs
     shrunk: FloatArray = parameter * single(1.0 - double(rate) * attrs["weight_decay"])
-    return shrunk - direction * adjusted
+    return shrunk - direction * own
 
 
 muon_ahead = update_op("muon_ahead", _ahead, 3)
@@ -101,12 +101,12 @@ muon_product = Op(
 muon_rate = Op(
     "muon_rate",
     lambda inputs, attrs: (),
-    lambda inputs, attrs: np.asarray(single(double(inputs[0]) * attrs["factor"])),
+    lambda inputs, attrs: single(double(inputs[0]) * attrs["factor"]),
     placement="fp32",
 )
 """learning_rate * `factor`."""
-muon_step = update_op("muon_step", _step, 3)
-"""The parameter after decay, minus the adjusted rate times the direction."""
+own_rate_step = update_op("own_rate_step", _step, 3)
+"""The parameter after decay, minus a rate of its own times the direction."""
 
 
 def _emit(b: Builder, optimizer: Optimizer, at: Place) -> tuple[tuple[int, ...], int]:
@@ -118,7 +118,7 @@ def _emit(b: Builder, optimizer: Optimizer, at: Place) -> tuple[tuple[int, ...],
     factor = math.sqrt(max(1.0, rows / columns))
     adjusted = b.emit(muon_rate, at.rate, attrs={"factor": factor})
     attrs = {"weight_decay": at.decay}
-    return (buffer,), b.emit(muon_step, at.parameter, direction, at.rate, adjusted, attrs=attrs)
+    return (buffer,), b.emit(own_rate_step, at.parameter, direction, at.rate, adjusted, attrs=attrs)
 
 
 def _orthogonal(b: Builder, x: int, tall: bool) -> int:
@@ -139,7 +139,7 @@ def _orthogonal(b: Builder, x: int, tall: bool) -> int:
     return x
 
 
-def _eager_step(emit: EmitOne, attrs: Attrs, inputs: Sequence[int]) -> int:
+def eager_own_rate_step(emit: EmitOne, attrs: Attrs, inputs: Sequence[int]) -> int:
     """As `param.mul_(1 - lr * weight_decay)`, `param.add_(update, alpha=-adjusted_lr)`.
 
     torch multiplies without a decay too, by 1.
@@ -200,7 +200,7 @@ MUON = Rule(
     plain=_plain,
     decoupled=True,
     torch=TorchClass("Muon", _arguments, fused=False),
-    eager={"muon_step": _eager_step},
+    eager={"own_rate_step": eager_own_rate_step},
     gradients=("muon_ahead",),
     numbers=("muon_rate",),
     elementwise=False,

@@ -21,7 +21,7 @@ from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.matching import Match, matches
 from policysearch.rewrite.patterns import Pattern, block_of, node
 from policysearch.rewrite.stacks import layers_in, terms
-from policysearch.values import InputError, near_miss
+from policysearch.values import USER_FAULTS, InputError, near_miss
 
 PARTS = tuple(field.name for field in fields(LayerPolicy))
 OFF, ON = "off", "on"
@@ -291,10 +291,7 @@ def _called(
     for match in matches(graph, function.pattern, model.layer_types):
         try:
             answer = function(match)
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # of the user
+        except USER_FAULTS as error:
             text = " ".join(str(error).split())
             at = f"node [{match.nodes[-1].id}] {match.nodes[-1].op.name}"
             failed = f"{type(error).__name__}: {text}; expected formats"

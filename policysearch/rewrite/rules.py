@@ -24,7 +24,7 @@ from policysearch.ops.builder import Builder
 from policysearch.rewrite.editor import Editor
 from policysearch.rewrite.matching import NO_TYPES, Match, Search, Surroundings, disjoint, matches
 from policysearch.rewrite.patterns import Pattern, Wanted, kind_of
-from policysearch.values import InputError
+from policysearch.values import USER_FAULTS, InputError
 
 Stage = Literal["evaluation", "forward", "step", "formats"]
 """What a rule is applied to: the forward pass of evaluation alone; that of training too, before
@@ -96,10 +96,7 @@ def rule(
                     function(edit, match)
                 except InputError:
                     raise
-                except (
-                    Exception,
-                    SystemExit,
-                ) as error:  # of the user
+                except USER_FAULTS as error:
                     reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
                     raise edit.refuse(match.nodes[-1], f"{reason}; expected it to run") from error
 

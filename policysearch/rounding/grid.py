@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import astuple, dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -106,36 +107,26 @@ def _taper(fmt: Format) -> tuple[int, int, int]:
     return first, second, third
 
 
-def mix64(value: int) -> int:
-    """Return the SplitMix64 step of a 64-bit `value` (Steele, Lea, Flood 2014)."""
+Word = TypeVar("Word", int, npt.NDArray[Any])
+"""A 64-bit number, or an array of uint64, whose sums and products wrap around as they should."""
+
+
+def mix64(value: Word) -> Word:
+    """Return the SplitMix64 step of 64-bit values (Steele, Lea, Flood 2014)."""
     value = (value + 0x9E3779B97F4A7C15) & MASK64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK64
     return value ^ (value >> 31)
 
 
-def mix64_each(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return `mix64` of every value: products of uint64 wrap around as they should."""
-    mixed = values + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+def span_key(mixed_seed: int, counter: int, span: Word) -> tuple[Word, Word]:
+    """Return (a, f), a odd, of a span or of each of many.
 
-
-def span_key(mixed_seed: int, counter: int, span: int) -> tuple[int, int]:
-    """Return (a, f), a odd: element j of the span draws table[f + j] * a, modulo 2^32.
+    Element j of the span draws table[f + j] * a, modulo 2^32.
 
     `mixed_seed` is `mix64` of the seed, made once because it is slow in Python.
     The words of the table are odd, so that over keys every draw takes all odd values alike.
     f is a multiple of a cache line's 16 words.
     """
     key = mix64(mix64(mixed_seed ^ counter) ^ span)
-    return (key & 0xFFFFFFFF) | 1, (key >> 32) % FIRSTS & -16
-
-
-def span_keys(mixed_seed: int, counter: int, count: int) -> npt.NDArray[np.int32]:
-    """Return `span_key` of `count` spans as the bits of int32, [span, (a, f)]."""
-    keys = mix64_each(np.arange(count, dtype=np.uint64) ^ np.uint64(mix64(mixed_seed ^ counter)))
-    factors = (keys & np.uint64(0xFFFFFFFF)) | np.uint64(1)
-    firsts = (keys >> np.uint64(32)) % np.uint64(FIRSTS) & np.uint64(MASK64 - 15)
-    return np.stack([factors, firsts], axis=1).astype(np.uint32).view(np.int32)
+    return (key & 0xFFFFFFFF) | 1, (key >> 32) % FIRSTS & 0xFFF0

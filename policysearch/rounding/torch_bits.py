@@ -26,7 +26,7 @@ from policysearch.rounding.grid import (
     SIGN,
     Grid,
     mix64,
-    span_keys,
+    span_key,
 )
 
 _BINADE = 1 << 23
@@ -41,8 +41,9 @@ Tensor = Any
 
 def keys_of(elements: int, seed: int, counter: int) -> Tensor:
     """Return the keys of the spans that so many elements draw with, [span, 2], on the host."""
-    mixed = mix64(seed & MASK64)
-    return torch.from_numpy(span_keys(mixed, counter & MASK64, -(-elements // KEY_SPAN)))
+    spans = np.arange(-(-elements // KEY_SPAN), dtype=np.uint64)
+    keys = np.stack(span_key(mix64(seed & MASK64), counter & MASK64, spans), axis=1)
+    return torch.from_numpy(keys.astype(np.uint32).view(np.int32))
 
 
 def rounded(grid: Grid, x: Tensor, keys: Tensor = None) -> Tensor:

@@ -25,7 +25,7 @@ from policysearch.graph import Shape
 from policysearch.nn.model import Model, emit_arrays
 from policysearch.ops.builder import Builder
 from policysearch.ops.loss import IGNORED
-from policysearch.values import InputError, shown
+from policysearch.values import USER_FAULTS, InputError, shown
 
 T = TypeVar("T")
 Check = Callable[[Path], None]
@@ -152,7 +152,7 @@ def _run(where: str, call: Callable[[], T]) -> T:
         return call()
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
-    except (Exception, SystemExit) as error:  # Whatever the user's own code does is said so.
+    except USER_FAULTS as error:  # Whatever the user's own code does is said so.
         reason = " ".join(str(error).split())
         raise InputError(
             f"{where}: {type(error).__name__}: {reason}; expected it to run"
@@ -279,7 +279,7 @@ def metric_of(given: str | Metric, outputs: NDArray[Any], labels: NDArray[Any]) 
         function = function_of("metric", path, name)
     try:
         value: Any = function(outputs, labels)
-    except (Exception, SystemExit) as error:  # whatever it does is said so
+    except USER_FAULTS as error:  # whatever it does is said so
         said = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{where}: {said}; expected a number of outputs and labels") from None
     if isinstance(value, np.ndarray) and value.shape == ():

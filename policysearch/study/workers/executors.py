@@ -25,7 +25,7 @@ from policysearch.objective.score import Failure, Outcome
 from policysearch.policy.policy import Policy
 from policysearch.rounding.rounder import Fast, check_fast
 from policysearch.train.tasks import Task
-from policysearch.values import InputError, number
+from policysearch.values import USER_FAULTS, InputError, number
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def attempted(objective: Objective, job: Job) -> tuple[Outcome, bool]:
         with threadpool_limits(1):
             how = job.seed, job.jitter, job.steps, job.until, job.checkpoint, job.width
             return objective.measure(job.policy, *how), False
-    except (Exception, SystemExit) as error:  # Whatever a policy does to its training is a result.
+    except USER_FAULTS as error:  # Whatever a policy does to its training is a result.
         said = " ".join(str(error).split())
         reason = f"{type(error).__name__}: {said}" if said else type(error).__name__
         return Failure(reason), isinstance(error, MemoryError | OSError)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from policysearch.data.spool import LARGEST_BYTES, Spool, SpooledDataset, nameless, reusable
 from policysearch.train.scripts.stepped import Layout, layout_of, tensors_of
-from policysearch.values import InputError, number, shown
+from policysearch.values import USER_FAULTS, InputError, number, shown
 
 Array = NDArray[Any]
 Counted = Callable[[Sequence[Any]], Mapping[str, Any]]
@@ -114,7 +114,7 @@ class Drawing:
                 batch = next(batches)
             except StopIteration:
                 return
-            except (Exception, SystemExit) as error:
+            except USER_FAULTS as error:
                 raise InputError(
                     f"{where}, batch {index}: {type(error).__name__}: "
                     f"{shown(' '.join(str(error).split()))}; expected a batch, drawn on a CPU"

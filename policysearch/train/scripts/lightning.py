@@ -16,7 +16,7 @@ from policysearch.train.scripts.checkpoints import steps_left
 from policysearch.train.scripts.loader import Kept, baseline_of, script_of
 from policysearch.train.scripts.recipe import read_optimizer, recorded
 from policysearch.train.scripts.script import Script
-from policysearch.values import InputError
+from policysearch.values import USER_FAULTS, InputError
 
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed")
 
@@ -90,7 +90,7 @@ def _loaders(datamodule: Any) -> tuple[Any, Any]:
         datamodule.prepare_data()
         datamodule.setup("fit")
         train = datamodule.train_dataloader()
-    except (Exception, SystemExit) as error:
+    except USER_FAULTS as error:
         reason = " ".join(str(error).split())
         raise InputError(
             f"datamodule: {type(error).__name__}: {reason}; expected it to give a loader"
