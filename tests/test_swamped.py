@@ -305,3 +305,21 @@ def test_decay_and_state_that_vanish_are_counted(order: str, digits: Dataset) ->
     wide = replace(stored_in(model, "float32"), optimizer_state="float32")
     kinds = {row.kind for row in train(task, wide, 0, dataset=digits).lost}
     assert not {"decay", "state"} & kinds
+
+
+@pytest.mark.parametrize("optimizer", ["lion", "muon", "adafactor"])
+def test_decay_of_every_optimizer_that_shrinks_is_counted(
+    optimizer: OptimizerKind, digits: Dataset
+) -> None:
+    task = replace(
+        TASK, widths=(16,), optimizer=optimizer, learning_rate=1e-5, weight_decay=1.0, steps=5
+    )
+    model = task.build_model(digits)
+    lost = {
+        fmt: train(task, stored_in(model, fmt), 0, dataset=digits).lost
+        for fmt in ("bfloat16", "float32")
+    }
+    decays = [row for row in lost["bfloat16"] if row.kind == "decay"]
+    assert {row.layer for row in decays} == {"fc1", "fc2"}
+    assert all(0.0 < row.largest < 2e-5 for row in decays)
+    assert not [row for row in lost["float32"] if row.kind == "decay"]

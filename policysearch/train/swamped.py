@@ -21,7 +21,7 @@ UPDATE = "update of "
 EXACT = "exact "
 """Before the name of a state kept below float32: the source of its last value, unrounded."""
 
-DECAYS = ("adam_step", "adam_shrunk", "lion_step")
+DECAYS = ("adam_step", "adam_shrunk", "lion_step", "own_rate_step")
 """Ops that shrink a parameter by the learning rate times `weight_decay`, apart from gradients."""
 
 SPAN = 1 << 15
