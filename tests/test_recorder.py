@@ -154,8 +154,8 @@ def test_the_command_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["diagnose", "--log", str(path), "--study", "x.toml"]) == 2
     assert main(["diagnose"]) == 2
     for text, said in (
-        ("", "no recorded step; expected a log that `record` wrote"),
-        ("{}", "line 1: {}; expected a log that `record` wrote"),
+        ("", "no recorded step; expected a log of `record`"),
+        ("{}", "line 1: {}; expected a log of `record`"),
         ('{"step": 1, "exponents": [[1]]}', r"line 1.exponents\[0\]: \[1\]; expected \[direction"),
     ):
         path.write_text(text, encoding="utf-8")

@@ -25,7 +25,7 @@ def _arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--study", type=source, metavar="STUDY.toml", help="where it is trained")
     add_trust(command)
     command.add_argument(
-        "--log", type=source, metavar="FILE", help="a torch training that was recorded, instead"
+        "--log", type=source, metavar="FILE", help="what was recorded of a training, instead"
     )
     command.add_argument(
         "--format", metavar="NAME", help="what the log's training would lose in it (float16)"
@@ -40,7 +40,7 @@ def _arguments(command: argparse.ArgumentParser) -> None:
 
 def _diagnose(options: argparse.Namespace) -> None:
     from policysearch.api import diagnose, preflight
-    from policysearch.diagnose.log import log_page
+    from policysearch.diagnose.recordings import log_page
     from policysearch.report.diagnosis_page import diagnosis_page
 
     at_least_one(options, "budget")

@@ -19,7 +19,7 @@ NOTABLE = 1e-3
 VANISHED = 0.2
 """The same of values that become zero: some always do."""
 
-EXPECTED = "a log that `record` wrote"
+EXPECTED = "a log of `record` or Transformer Engine's statistics, or msprobe's dump.json"
 LONGEST_MIB = 512
 SPECIAL = {"-201": "not_finite", "-200": "zero"}
 """What the recorder calls values without an exponent."""
@@ -33,14 +33,17 @@ STEADY = 0.02
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong in a log: what, where, first in which step, and how much of it."""
+    """One thing that is wrong in a log: what, where, first in which step, and how much of it.
+
+    `share` is None where the log does not say how many values.
+    """
 
     kind: str
     direction: str
     layer: str
     op: str
     step: int
-    share: float
+    share: float | None
     words: str
 
 
@@ -100,7 +103,12 @@ class LogStep:
 
 def read_log(path: Path) -> list[LogStep]:
     """Return the steps of a log as `record` writes it; InputError where it is none."""
-    lines = read_text(path, EXPECTED, LONGEST_MIB).splitlines()
+    return log_steps(read_text(path, EXPECTED, LONGEST_MIB), path)
+
+
+def log_steps(text: str, path: Path) -> list[LogStep]:
+    """Return the steps of a log whose `text` stood in `path`."""
+    lines = text.splitlines()
     steps = [_step(line, f"{path}: line {place}") for place, line in enumerate(lines, 1)]
     if not steps:
         raise InputError(f"{path}: no recorded step; expected {EXPECTED}")
@@ -194,11 +202,3 @@ def _collapsed(lines: Sequence[LogStep]) -> Iterator[Finding]:
         step = next(line.step for line in lines if line.scale < 1.0)
         words = f"the loss scale fell from {scales[0]:g} to {min(scales):g}: something overflows"
         yield Finding("scale collapse", "dgrad", "", "", step, 1.0, words)
-
-
-def log_page(path: Path, format: str) -> str:
-    """Return what a log shows, as text."""
-    found = findings(read_log(path), format)
-    if not found:
-        return f"verdict: nothing that {format} would lose, and no mistake of the loop"
-    return "\n".join([f"verdict: {found[0].words}", *(f.words for f in found[1:12])])
