@@ -69,6 +69,7 @@ def test_no_page_says_that_a_failed_run_lost_nothing(name: str) -> None:
         ("t5_feed_forward", "self.wi1(x)"),
         ("summed_loss", ".sum()"),
         ("timestamps", "-"),
+        ("variance", "mean * mean"),
         ("accumulator", "self.count(x)"),
     ],
 )

@@ -145,7 +145,21 @@ class Evidence:
         if link.role in BACKWARD and self._is_scaled_up(origin):
             scale = self.run.scales[0][1]
             return self._of(origin, "loss scale", f"{origin.words}; the scale is {scale:g}")
-        return self._of(origin, origin.kind, origin.words)
+        cancelled = self._cancelled(origin) if origin.kind == "born" else None
+        return cancelled or self._of(origin, origin.kind, origin.words)
+
+    def _cancelled(self, origin: Origin) -> Cause | None:
+        """Return the difference that lost its digits before a NaN was made of it, if one did.
+
+        The square root of a variance below zero is not to blame, but the subtraction before it.
+        """
+        before = [(link.op, link.layer, link.role, link.line) for link in origin.chain[:-1]]
+        for row in self.grown:
+            if (row.op, row.layer, row.role, row.line) in before and _is_own(row):
+                cause = _rounding(row)
+                words = f"{cause.words}; then {origin.words}"
+                return replace(cause, step=origin.step, words=words, chain=origin.chain)
+        return None
 
     def _is_scaled_up(self, origin: Origin) -> bool:
         """Return whether a gradient would have fitted its format without the loss scale."""
@@ -188,17 +202,11 @@ class Evidence:
         return own
 
     def _grown(self) -> Cause | None:
-        rows = [r for r in self.grown if r.after > LARGE_ERROR and r.after > GROWTH * r.before]
+        rows = [row for row in self.grown if _is_own(row)]
         rows = rows or sorted(self.grown, key=lambda row: row.before - row.after)[:1]
         if not rows or rows[0].after < LARGE_ERROR / 10:
             return None
-        row = rows[0]
-        words = (
-            f"the relative error of {row.op} of {row.layer or 'no layer'} ({row.role}) grows from "
-            f"{row.before:.2g} in what it reads to {row.after:.2g}"
-        )
-        place, sizes = (row.op, row.layer, row.role, 0), (row.after, row.before)
-        return Cause("rounding", *place, *sizes, words, line=row.line)
+        return _rounding(rows[0])
 
     def _updates(self) -> Cause | None:
         kinds: tuple[tuple[LostKind, Kind, str], ...] = (
@@ -224,6 +232,20 @@ class Evidence:
 
 def _share(row: LostValues | None) -> float:
     return row.count / row.seen if row is not None and row.seen else 0.0
+
+
+def _is_own(row: NodeError) -> bool:
+    """Return whether the error of a value is the op's own: cancellation is the usual reason."""
+    return row.after > LARGE_ERROR and row.after > GROWTH * row.before
+
+
+def _rounding(row: NodeError) -> Cause:
+    words = (
+        f"the relative error of {row.op} of {row.layer or 'no layer'} ({row.role}) grows from "
+        f"{row.before:.2g} in what it reads to {row.after:.2g}"
+    )
+    place, sizes = (row.op, row.layer, row.role, 0), (row.after, row.before)
+    return Cause("rounding", *place, *sizes, words, line=row.line)
 
 
 def _lost(row: LostValues, kind: Kind, limit: float, what: str) -> Cause:
