@@ -76,14 +76,19 @@ class Levels:
 
     def export(self, policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
         """Return the file: its tables, and what applies them."""
-        running, lines = self.runs(policy, model), self.losses(policy, model)
+        lines, running = self.losses(policy, model), self.runs(policy, model)
         rows = {name: (row.compute, row.param) for name, row in running.layers}
         scale = {x.name: getattr(running.loss_scale, x.name) for x in fields(LossScale)}
         return Template(self.template).substitute(
             head=head(policy, notes, lines, self.name),
             layers=pprint.pformat(rows, sort_dicts=False, width=96),
             loss_scale=pprint.pformat(scale, sort_dicts=False, width=96),
+            **self.more(running, model),
         )
+
+    def more(self, running: Policy, model: Model) -> dict[str, str]:
+        """Return what else the template leaves open, by its word."""
+        return {}
 
     def read(self, text: str, model: Model, where: str) -> Reading:
         """Return what the tables of such a file give the layers of `model`."""
@@ -113,6 +118,17 @@ class Levels:
         except (InputError, TypeError, ValueError) as error:
             raise InputError(f"{where}: LAYERS[{name!r}]: {error}") from None
         return Given(name, name, f"LAYERS[{name!r}]", formats)
+
+
+def one_dtype(policy: Policy) -> str:
+    """Return the dtype of a whole run: a low one where some layer asks for it and none for another.
+
+    bfloat16 where they ask for several, or for fewer bits.
+    """
+    computed = {row.compute for _, row in policy.layers} - {"tfloat32"}
+    if computed <= {"float32"}:
+        return "float32"
+    return "float16" if computed <= {"float32", "float16"} else "bfloat16"
 
 
 def fixed_scale(asked: LossScale) -> LossScale:

@@ -36,8 +36,10 @@ TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "megatron": (
             "The flags in the head are part of the policy: without them a matched recipe does "
             "nothing.",
-            "Names are local to the stage of a pipeline: first and last blocks go by flags; globs "
-            "with the number of a block are right on one stage alone.",
+            "Names are local to the stage of a pipeline: first and last blocks go by flags, and "
+            "`--pipeline P` refuses a name that means two formats on P stages.",
+            "Where products differ within a linear, `te_recipes.py` beside the YAML has their "
+            "factories: put it on the path of the run.",
             "A matcher without `enabled: true` is dropped, two of one name are one, and an unknown "
             "recipe fails at the first step: `inspect` says so before.",
         ),
@@ -45,6 +47,22 @@ TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "A second `convert_to_float8_training` without an exact filter converts again.",
             "torchao converts sizes that are no multiples of 16, and a GPU refuses them: `is_low` "
             "does before.",
+        ),
+        "fsdp2": (
+            "Without `output_dtype` on the root the loss is in the dtype of the last wrap.",
+            "A `param_dtype` on the root rounds the input before a float32 first child reads it.",
+            "Its wrap is a block: one wide layer with parameters in it makes all of it wide.",
+        ),
+        "apex": (
+            "Functions registered after `amp.initialize`, or with another level than O1, do "
+            "nothing; the file registers them before.",
+            "A static scale never looks for an overflow, and there is no format by layer.",
+        ),
+        "cann": (
+            "Lists speak of operator types, forward and backward, never of layers, and count "
+            "beside `precision_mode_v2` alone.",
+            "A type under `to-remove` has to be on that list of the chip already: the file only "
+            "adds.",
         ),
         "deepspeed": (
             "`fp16` and `bf16` cast the whole module, norms too; nothing differs by layer. With "
