@@ -7,7 +7,7 @@ import pprint
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from string import Template
-from typing import Any
+from typing import Any, Literal
 
 from policysearch.export.reading import DEFAULT_RULE, Given, Reading, policy_of
 from policysearch.formats import format_named
@@ -34,7 +34,7 @@ class Levels:
 
     `template` is its file: a dollar sign marks what `export` fills in. `scale` returns the loss
     scale that the target has of one that is asked. `stores` says whether a layer may store what it
-    computes in.
+    computes in, `bias` whether a product is rounded before its bias is added.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Levels:
     dtypes: tuple[str, ...]
     scale: Callable[[LossScale], LossScale]
     stores: bool = True
+    bias: Literal["fused", "rounded"] = "fused"
 
     def level(self, formats: LayerPolicy, masters: bool) -> LayerPolicy:
         """Return the nearest formats of a layer: one dtype, never narrower than the result's."""
@@ -60,6 +61,7 @@ class Levels:
             plain(policy),
             layers=layers,
             **{name: getattr(base, name) for name in LISTS},
+            bias=self.bias,
             master_weights=not low,
             optimizer_state=AS_STORED if low else "float32",
             loss_scale=self.scale(policy.loss_scale),
@@ -101,6 +103,7 @@ class Levels:
             model,
             f"imported from {where}",
             BASE,
+            bias=self.bias,
             master_weights=not low,
             optimizer_state=AS_STORED if low else "float32",
             loss_scale=LossScale(**tables["LOSS_SCALE"]),

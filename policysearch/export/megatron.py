@@ -9,6 +9,7 @@ from policysearch.export import transformer_engine
 from policysearch.export.levels import BASE, LISTS, field_losses, head, one_dtype, plain
 from policysearch.export.megatron_file import (
     FACTORIES,
+    STAGES,
     by_factories,
     flags_of,
     read,
@@ -171,7 +172,7 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = (), pipeline: in
         f"{row.compute}"
         for name, row in running.layers
     ]
-    stages = [f"--pipeline-model-parallel-size {pipeline}"] if pipeline > 1 else []
+    stages = [f"{STAGES} {pipeline}"] if pipeline > 1 else []
     flags = " ".join((*flags_of(running, model), *stages))
     said = ["# The file alone is not the policy: these flags are part of it.", f"# flags: {flags}"]
     said += said_in_head(running, model)

@@ -61,6 +61,9 @@ WORDS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 DTYPES = {word: name for name, word in WORDS.items()}
 
 
+STAGES = "--pipeline-model-parallel-size"
+"""The flag in the head that says for how many stages the names in a file are."""
+
 FACTORIES = "te_recipes"
 """The module of factories that lies beside the file where products differ within a linear."""
 
@@ -219,8 +222,8 @@ def read(text: str, model: Model, where: str) -> Reading:
     data, traps = _loaded(text, where)
     own = _factories(text, where)
     configs = {n: _config(n, row, where, traps, own) for n, row in data["configs"].items()}
-    matchers = [*_matchers(data["matchers"], configs, where, traps)]
     flags = _flags(text)
+    matchers = [*_matchers(data["matchers"], configs, where, traps, STAGES in flags)]
     dtype = _dtype_of(flags, data)
     given, matched = _given(model, matchers, configs, flags, uniform_layer(dtype))
     recipes = {configs[config][0] for *_, config in matchers} - {""}
@@ -265,7 +268,7 @@ def _given(
         if place is None:
             given.append(Given(layer, NOT_ADDRESSED, DEFAULT_RULE, wide))
             continue
-        local = place.on_stage(int(flags.get("--pipeline-model-parallel-size", 1)))
+        local = place.on_stage(int(flags.get(STAGES, 1)))
         hits = [(name, config) for name, pattern, config in matchers if fnmatchcase(local, pattern)]
         for name, _ in hits:
             matched[name] += 1
@@ -396,7 +399,11 @@ def _check_keys(name: str, recipe: Mapping[str, Any], at: str, traps: list[str])
 
 
 def _matchers(
-    rows: Mapping[str, Mapping[str, Any]], configs: Mapping[str, Any], where: str, traps: list[str]
+    rows: Mapping[str, Mapping[str, Any]],
+    configs: Mapping[str, Any],
+    where: str,
+    traps: list[str],
+    staged: bool,
 ) -> Iterator[tuple[str, str, str]]:
     """Yield (name, pattern, config) of the matchers that count, in order."""
     for name, row in rows.items():
@@ -411,7 +418,7 @@ def _matchers(
             raise InputError(f"{at}: pattern {pattern!r}; expected a glob")
         if re.search(r"layers\.\d+\*", pattern):
             traps.append(f"{name}: {pattern!r} takes every number that begins so; expected a dot")
-        elif re.search(r"layers\.[\d\[]", pattern):
+        elif re.search(r"layers\.[\d\[]", pattern) and not staged:
             traps.append(f"{name}: {pattern!r}: numbers are local to the stage of a pipeline")
         if "local_experts" not in pattern and re.search(r"experts\.linear_fc", pattern):
             traps.append(f"{name}: {pattern!r} takes grouped experts, none of local_experts")

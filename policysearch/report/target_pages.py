@@ -48,6 +48,11 @@ TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "torchao converts sizes that are no multiples of 16, and a GPU refuses them: `is_low` "
             "does before.",
         ),
+        "qwix": (
+            "A path is matched whole, joined by slashes, and the first rule wins; one that matches "
+            "nothing is silent there: the file raises.",
+            "With `scan_layers` of MaxText all blocks are one path: nothing differs by block.",
+        ),
         "fsdp2": (
             "Without `output_dtype` on the root the loss is in the dtype of the last wrap.",
             "A `param_dtype` on the root rounds the input before a float32 first child reads it.",
@@ -73,10 +78,16 @@ TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "Paths of a `DTypePolicyMap` depend on how a model was built, so the file sets each "
             "layer's own policy.",
             "`compile` adds a loss scale for a global mixed_float16 only: use `scaled`.",
+            "XLA leaves roundings out between 16-bit ops that it fuses, but with "
+            "`XLA_FLAGS=--xla_allow_excess_precision=false`.",
+            "On a CPU XLA sums the gradient of a bias in bfloat16, rounding every addition.",
         ),
         "flax": (
             "linen modules take their dtype in the constructor; nnx modules may be set later.",
             "`jax.tree.map` over jmp's loss scale resets its floor.",
+            "XLA leaves roundings out between 16-bit ops that it fuses, but with "
+            "`XLA_FLAGS=--xla_allow_excess_precision=false`.",
+            "On a CPU XLA sums the gradient of a bias in bfloat16, rounding every addition.",
         ),
         "mindspore": (
             "A float16 cell before one without `to_float` fails: float32 cells get one as well.",
