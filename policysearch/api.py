@@ -13,7 +13,7 @@ from policysearch.data.datasets import Dataset as Dataset
 from policysearch.diagnose.diagnosis import Diagnoser
 from policysearch.diagnose.diagnosis import Diagnosis as Diagnosis
 from policysearch.diagnose.preflight import preflight as found_before
-from policysearch.export.targets import target_named
+from policysearch.export.targets import files_of
 from policysearch.files import RESULTS_FOLDER, make_folder, write_files
 from policysearch.nn.model import Model as Model
 from policysearch.policy.loss_scale import LossScale as LossScale
@@ -394,21 +394,22 @@ def export_policy(
     folder: str | Path,
     target: str = "torch",
     notes: Sequence[str] = (),
+    pipeline: int = 1,
 ) -> tuple[Path, ...]:
     """Write the policy, its JSON Schema and a file that applies it; return their paths.
 
     `notes` stand in the head of that file: what is known of the policy beside its formats. Another
-    says how the recipe clips gradients, which is left to the training loop.
+    says how the recipe clips gradients, which is left to the training loop. Where names are those
+    of a stage, as in Megatron-LM, the file is for a `pipeline` of so many.
     Files of an earlier export with these names are replaced; nothing is written unless all can
     be made.
     """
     model = study.task.build_model(study.task.load_dataset())
-    exporter = target_named(target)
     name, lines = study.study.name, (*notes, *study.task.loop_notes)
     files = {
         f"{name}-policy.json": policy.to_json(),
         "policy.schema.json": schema_text(),
-        f"{name}-{target}{exporter.SUFFIX}": exporter.export(policy, model, lines),
+        **files_of(target, policy, model, name, lines, pipeline),
     }
     return write_files({key: text.encode() for key, text in files.items()}, Path(folder))
 

@@ -23,6 +23,8 @@ from policysearch.nn.models import mlp
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
+from policysearch.train.tasks import Task
+from policysearch.train.trainer import Trainer
 from tests.test_export_modules import load
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
@@ -44,11 +46,11 @@ def policy() -> Policy:
     """float16 before bfloat16, with a scale that overflows in the first steps and grows later."""
     base = preset("torch.autocast.float16", MODEL.layer_names)
     mixed = base.with_layers({"fc2": uniform_layer("bfloat16")})
-    scale = LossScale("dynamic", 2.0**24, growth_interval=3)
-    return replace(mixed, loss_scale=scale)
+    return replace(mixed, loss_scale=SCALE)
 
 
 MODEL = mlp((8, 8, 4))
+SCALE = LossScale("dynamic", 2.0**24, growth_interval=3)
 
 
 def parts(accumulation: int = 1) -> tuple[Any, Any]:
@@ -81,6 +83,32 @@ def plain(exported: Any, accumulation: int = 1, unscaled: bool = True) -> tuple[
         optimizer.zero_grad()
     assert scaler.skipped and len(set(scales)) > 2  # it overflowed and moved
     return losses, scales
+
+
+def emulated(accumulation: int) -> tuple[Any, Any]:
+    """Return losses and scales of the emulator on the same values and batches."""
+    module, data = parts(accumulation)
+    model, rows = mlp((8, 8, 4), "tanh"), BATCH * accumulation
+    task = Task(
+        model="mlp", optimizer="sgd", learning_rate=RATE, clip_norm=CLIP, batch_size=BATCH,
+        accumulation_steps=accumulation, steps=STEPS, tail_steps=STEPS,
+    )  # fmt: skip
+    layers = preset("torch.autocast.float16", model.layer_names)
+    mixed = replace(layers.with_layers({"fc2": uniform_layer("bfloat16")}), loss_scale=SCALE)
+    trainer = Trainer(model, task, mixed, 0)
+    trainer.load({name: x.detach().numpy() for name, x in module.named_parameters()})
+    batches = [(x.numpy(), y.numpy()) for x, y in DataLoader(data, rows)]
+    taken = [trainer.step([x], y) for x, y in batches]
+    return [loss for loss, *_ in taken], [scale for _, scale, _ in taken]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_plain_loop_trains_as_the_emulator(exported: Any, accumulation: int) -> None:
+    losses, scales = plain(exported, accumulation)
+    expected, moved = emulated(accumulation)
+    means = torch.tensor(losses).reshape(STEPS, accumulation).mean(1)
+    assert scales == moved
+    assert (means - torch.tensor(expected)).abs().max() < 5e-5
 
 
 @pytest.fixture

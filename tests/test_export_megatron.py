@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from policysearch.export import megatron
+from policysearch.export import megatron, transformer_engine
+from policysearch.export.megatron_file import FACTORIES
 from policysearch.export.megatron_names import places
+from policysearch.export.targets import files_of
 from policysearch.formats import format_named
+from policysearch.nn.model import Model
 from policysearch.nn.models import gpt
+from policysearch.policy.normal_forms import in_full, normal
 from policysearch.policy.policy import Policy, uniform_layer
-from policysearch.policy.presets import preset
+from policysearch.policy.presets import layer_named, preset
+from policysearch.policy.product_words import with_words
 from policysearch.policy.scaling import Scaling
 from policysearch.values import InputError
+from tests import test_export_transformer_engine as te
+
+stubs = te.stubs  # the fixture
 
 MODEL = gpt((8,), 10, 16, (32,) * 12, 2)
 WHERE = places(MODEL)
@@ -175,3 +184,86 @@ def test_first_match_wins_and_shadowed_rules_are_named() -> None:
     assert reading.policy.scaling == Scaling("mx_rceil")
     nothing = matcher("*.router").replace("mine", "none")
     assert "none: never matches" in megatron.read(file_of(nothing), MODEL, "x").unused
+
+
+SMALL, TWO = (gpt((8,), 10, 16, (32,) * blocks, 2) for blocks in (8, 2))
+ROWS = [layer_named(name) for name in te.OWN]
+
+
+def dealt(seed: int, stages: int = 1, net: Model = SMALL) -> Policy:
+    """Formats per product for every module there, the same at each place of every stage."""
+    rng, base = random.Random(seed), preset("te.current", net.layer_names)
+    cards: dict[tuple[int, str], Any] = {}
+    layers = {}
+    for name, place in places(net).items():
+        key = place.block % (place.blocks // stages), place.module
+        card = cards.setdefault(key, with_words(rng.choice(ROWS), rng.choice(te.WORDS)))
+        layers[name] = card
+    return base.with_layers(layers, "dealt")
+
+
+def check_stages(policy: Policy, stages: int, tmp_path: Path, net: Model = SMALL) -> int:
+    """Ask the parser of Megatron and stub quantizers for every role of every linear."""
+    config = pytest.importorskip("megatron.core.quantization.quant_config")
+    running, path = megatron.runs(policy, net), tmp_path / "te.yaml"
+    path.write_text(megatron.export(policy, net, pipeline=stages))
+    recipe, space, checked = config.RecipeConfig.from_yaml_file(str(path)), {"__name__": "f"}, 0
+    exec(compile(megatron.beside(policy, net)[f"{FACTORIES}.py"], "f.py", "exec"), space)
+    ends = [int(x) for x in re.findall(r"--num-layers-at-\w+-in-bf16 (\d+)", path.read_text())]
+    first, last = ends or (0, 0)
+    for layer, place in places(net).items():
+        local = place.on_stage(stages)
+        said = recipe.match(config.MatchContext(local, None)).config["training_recipe"]
+        if place.block < first or place.block >= place.blocks - last:
+            said = {}  # by a flag that counts over the whole net
+        factory: Any = space["identity"]
+        if said:
+            assert said["fp8_quantization_recipe"] == "custom"
+            factory = space[said["custom_recipe_factory"].removeprefix(f"{FACTORIES}.")]
+        asked = in_full(running, layer)
+        for tensor in ("input", "weight", "grad_output"):
+            made = factory(te.Role("linear", tensor)) if said else factory()
+            rows = zip(transformer_engine.READS[tensor], ("rowwise", "columnwise"), strict=True)
+            for (role, where), direction in rows:
+                operand = getattr(asked[role], where)
+                te.check(
+                    operand, te.representation(made, direction), tensor, direction != "rowwise"
+                )
+                checked += 1
+    return checked
+
+
+def test_every_product_of_100_policies_is_what_megatron_asks_for(tmp_path: Path) -> None:
+    for seed in range(100):
+        policy = dealt(seed, net=TWO)
+        assert check_stages(policy, 1, tmp_path, TWO) == len(places(TWO)) * 6
+        lost = {line.split()[1].rstrip(":") for line in megatron.losses(policy, TWO)}
+        assert lost.isdisjoint(places(TWO))
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_no_product_is_wrong_on_any_stage(stages: int, tmp_path: Path) -> None:
+    for seed in range(5):
+        check_stages(dealt(seed, stages), stages, tmp_path)
+
+
+def test_what_is_another_layer_on_another_stage_is_refused() -> None:
+    with pytest.raises(InputError, match=r"layers\.0\.\S+ is block 0 .* block 4 .*; expected one"):
+        megatron.export(dealt(0), SMALL, pipeline=2)
+    with pytest.raises(InputError, match=r"^megatron: 3 stages of a pipeline, 8 blocks; expected"):
+        megatron.export(dealt(0), SMALL, pipeline=3)
+    with pytest.raises(InputError, match=r"a stage wide at either end \(1, 2\)$"):
+        megatron.export(ends(), MODEL, pipeline=12)
+    with pytest.raises(InputError, match=r"^pipeline: 2 with target 'torch'; expected 1"):
+        files_of("torch", dealt(0), SMALL, "x", (), 2)
+
+
+def test_factories_come_back_from_their_file() -> None:
+    for seed in range(8):
+        running = megatron.runs(dealt(seed, 2), SMALL)
+        text = megatron.export(running, SMALL, pipeline=2)
+        read = megatron.read(text, SMALL, "te.yaml")
+        assert normal(read.policy).layers == running.layers and not read.traps
+        assert megatron.runs(running, SMALL) == running
+        alone = re.sub(rf"(?m)^# {FACTORIES}.*\n", "", text)
+        assert "what its factory does is not read" in megatron.read(alone, SMALL, "x").traps[0]

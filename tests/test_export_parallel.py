@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel, replicate
 
-from tests.test_export_modules import Net, X, by_hand, load, same
+from policysearch.policy.loss_scale import LossScale
+from tests.test_export_modules import Net, X, by_hand, load, policy_of, same
 
 pytestmark = pytest.mark.torch
 load = load  # the fixture
@@ -107,3 +110,93 @@ def test_two_processes_give_the_mean_of_their_gradients(load: Any, tmp_path: Pat
         assert set(grads) == set(parts[0]), kind
         for name, grad in grads.items():
             same(torch.from_numpy(grad), (parts[0][name] + parts[1][name]) / 2)
+
+
+STEPS, CLIP, RATE, SMALL = 10, 0.05, 0.3, 4
+SCALED = replace(policy_of(), loss_scale=LossScale("dynamic", 2.0**24, growth_interval=3))
+
+
+def _batches() -> list[list[tuple[Any, Any]]]:
+    """Return, step by step, two batches that are accumulated."""
+    rng = torch.Generator().manual_seed(2)
+    x = torch.randn(STEPS, 2, 2 * SMALL, *X.shape[1:], generator=rng)
+    y = torch.randn(STEPS, 2, 2 * SMALL, generator=rng)
+    return [[*zip(*pair, strict=True)] for pair in zip(x, y, strict=True)]
+
+
+def _loop(exported: Any, module: Any, ranks: Sequence[int]) -> tuple[list[float], list[float]]:
+    """Train with clipping, accumulation and the moving scale; return losses and scales.
+
+    Of more than one rank the gradients are the mean of theirs, each with the loss of its own half.
+    """
+    scaler, optimizer = exported.make_grad_scaler(), torch.optim.SGD(module.parameters(), RATE)
+    losses, scales = [], []
+    for step in _batches():
+        scales.append(scaler.get_scale())
+        total = 0.0
+        for (x, y), rank in itertools.product(step, ranks):
+            rows = slice(rank * SMALL, (rank + 1) * SMALL)
+            loss = (module(x[rows]).mean(1) - y[rows]).square().mean()
+            scaler.scale(loss / 2).backward()
+            total += loss.item() / 2
+        losses.append(total / len(ranks))
+        for parameter in module.parameters() if len(ranks) > 1 else ():
+            parameter.grad /= len(ranks)
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(module.parameters(), CLIP)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return losses, scales
+
+
+def _train_on(rank: int, folder: str, name: str, state: Any, queue: Any) -> None:
+    sys.path.insert(0, folder)
+    torch.set_num_threads(1)
+    exported = importlib.import_module(name)
+    store = torch.distributed.FileStore(f"{folder}/loops", 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    found = {}
+    for kind in ("ddp", "fsdp"):
+        module = Net()
+        module.load_state_dict(state)
+        exported.apply_policy(module)
+        wrapped = DistributedDataParallel(module) if kind == "ddp" else module
+        if kind == "fsdp":
+            _shard(module)
+        found[kind] = _loop(exported, wrapped, [rank])
+    gathered = [None, None]
+    torch.distributed.all_gather_object(gathered, found)
+    if rank == 0:
+        queue.put(gathered)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(load: Any, tmp_path: Path) -> None:
+    """Clipping, accumulation and a scale that overflows; halves of a batch are summed apart."""
+    exported = load(SCALED)
+    torch.manual_seed(0)
+    module = Net()
+    state = {name: x.clone() for name, x in module.state_dict().items()}
+    losses, scales = _loop(exported, exported.apply_policy(module), [0, 1])
+    assert len(set(scales)) > 2
+    moved = Net()
+    moved.load_state_dict({name: x * (1 + 1e-7) for name, x in state.items()})
+    jitter = _loop(exported, exported.apply_policy(moved), [0, 1])[0]
+    own = max(abs(a - b) for a, b in zip(losses, jitter, strict=True))
+    context = torch.multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    given = (str(tmp_path), exported.__name__, state, queue)
+    processes = [context.Process(target=_train_on, args=(rank, *given)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    first, second = queue.get(timeout=300)
+    for process in processes:
+        process.join()
+    for kind in ("ddp", "fsdp"):
+        assert first[kind][1] == second[kind][1] == scales, kind
+        means = [(a + b) / 2 for a, b in zip(first[kind][0], second[kind][0], strict=True)]
+        apart = max(abs(a - b) for a, b in zip(means, losses, strict=True))
+        assert apart <= max(2 * own, 5e-5), (kind, apart, own)

@@ -188,4 +188,4 @@ def test_an_unknown_target_of_a_study_is_a_mistake(
 ) -> None:
     study = write_study(tmp_path, ('name = "tiny"', 'name = "tiny"\ntarget = "cobol"'))
     assert main(["run", str(study), "--storage", str(tmp_path / "j")]) == 2
-    assert "study.target: 'cobol'; expected one of deepspeed, flax" in capsys.readouterr().err
+    assert "study.target: 'cobol'; expected one of apex, cann, deepspeed" in capsys.readouterr().err

@@ -25,6 +25,7 @@ from policysearch.train.training import train
 from policysearch.values import InputError
 from policysearch.verify import jittered_runs
 from policysearch.verify import verdict as verdicts
+from policysearch.verify.forced_steps import ForcedSteps, forced_steps
 from policysearch.verify.jittered_runs import DRAWS, gaps, reference_of
 from policysearch.verify.page import verdict_page
 from policysearch.verify.verdict import EARLY_GAP, EARLY_STEPS, LATE_GAP, Verdict, verify
@@ -133,8 +134,6 @@ def test_a_training_that_parts_from_itself_decides_nothing(
     assert "pass" not in verdict_page(early) and "undecided: step 4" in verdict_page(early)
     assert with_losses(verdict, 4, 2.2e-3).faults != ()
     late = with_losses(early, 15, 3e-3)
-    assert "--batch averages" in verdict_page(early)
-    assert "--batch" not in verdict_page(mlp_verdict) + verdict_page(late)
     assert late.faults[0].startswith("step 15") and late.undecided == ()
     quiet = with_own(early, gaps=np.full(20, 0.1 * EARLY_GAP))
     assert quiet.faults != () and quiet.undecided == ()
@@ -308,3 +307,47 @@ def test_the_optimizer_gets_the_gradients_of_narrow_parameters() -> None:
     assert filled.grad.flatten().tolist() == [*range(15), *[0.0] * (VECTOR - 15)]
     torch.optim.SGD(updated.tensors, lr=1.0).step()
     assert narrow.flatten().tolist() == [1.0 - i for i in range(15)]
+
+
+def test_single_steps_from_the_targets_values_decide(mlp_verdict: Verdict) -> None:
+    """What a chaotic training leaves open; of each kind of difference one that must be said."""
+    alike = ForcedSteps(
+        ("fc1.weight", "fc1.bias"),
+        losses=np.full(4, 2e-5),
+        moves=np.full((4, 2), 4e-4),
+        own_losses=np.full(4, 3e-5),
+        own_moves=np.full((4, 2), 5e-4),
+        skips=(),
+    )
+    assert alike.faults == () and alike.farther == 0.0
+    chaotic = with_own(with_losses(mlp_verdict, 4, 1.9e-3), gaps=np.full(20, 1e-3))
+    assert chaotic.undecided and replace(chaotic, forced=alike).undecided == ()
+    page = verdict_page(replace(chaotic, forced=alike))
+    assert page.endswith("pass") and "each step from torch's values: losses 2.0e-05" in page
+    far = alike.moves.copy()
+    far[2, 1] = 1.6e-3
+    said = "step 2, from the target's values: fc1.bias moves 1.6e-03 of a move apart; expected at"
+    assert replace(alike, moves=far).faults[0].startswith(said)
+    assert "75% of all moves" in replace(alike, moves=alike.moves * [[1], [2], [2], [2]]).faults[0]
+    assert replace(alike, losses=np.full(4, 1e-4)).faults[0].startswith("step 0, from")
+    assert replace(alike, skips=(3,)).faults == ("step 3, from the target's values: one skips it",)
+    assert replace(chaotic, forced=replace(alike, skips=(3,))).faults
+
+
+@pytest.mark.torch
+def test_operands_of_another_format_are_seen_in_single_steps() -> None:
+    pytest.importorskip("torch")
+    task, target = MLP.with_steps(4), target_named("torch")
+    dataset = task.load_dataset()
+    model = task.build_model(dataset)
+    policy = target.runs(preset("torch.autocast.float16", model.layer_names), model)
+    other = replace(policy.layer("fc2"), compute="bfloat16", grad="bfloat16")
+    found = []
+    for exported in (policy, policy.with_layers({"fc2": other})):
+        text = target.export(exported, model)
+        made = verdicts.trained_in_torch(policy, task, model, 0, "cpu", text, keeps=True)
+        given = made["values"], made["steps"]
+        found.append(forced_steps(task, policy, model, dataset, 0, *given))
+    right, wrong = found
+    assert right.faults == () and right.farther < 0.5
+    assert any("of a move apart" in line for line in wrong.faults)

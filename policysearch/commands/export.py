@@ -51,6 +51,8 @@ def _arguments(export: argparse.ArgumentParser) -> None:
         help="largest loss gap in nats, that of the confirmed training where there is one",
     )
     export.add_argument("--target", default="torch", help="what to write code for")
+    stages = "stages of a pipeline, whose names count from the first block of a stage (1)"
+    export.add_argument("--pipeline", type=int, default=1, metavar="P", help=stages)
     export.add_argument(
         "--strict", action="store_true", help="refuse what the target runs otherwise"
     )
@@ -81,7 +83,9 @@ def _export_given(options: argparse.Namespace) -> None:
     spec = policysearch.load_study(options.study)
     policy = policy_for(str(options.source), replace(spec, study=replace(spec.study, target=None)))
     _refuse_unlike(options, policysearch.as_exported(policy, spec, options.target)[1])
-    paths = policysearch.export_policy(policy, spec, options.out, options.target)
+    paths = policysearch.export_policy(
+        policy, spec, options.out, options.target, pipeline=options.pipeline
+    )
     _trust(paths)
     print("\n".join(f"wrote {path}" for path in paths))
     print()
@@ -114,7 +118,9 @@ def _export_picked(options: argparse.Namespace) -> None:
     notes, asked = exported_notes(results, trial), trial.policy
     running, different = policysearch.as_exported(trial.policy, spec, options.target)
     _refuse_unlike(options, different)
-    paths = policysearch.export_policy(trial.policy, spec, options.out, options.target, notes)
+    paths = policysearch.export_policy(
+        trial.policy, spec, options.out, options.target, notes, options.pipeline
+    )
     _trust(paths)
     print("\n".join((*notes, *(f"wrote {path}" for path in paths))))
     if different:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from policysearch.export.levels import BASE, LISTS, field_losses, plain
+from policysearch.export.levels import BASE, LISTS, field_losses, one_dtype, plain
 from policysearch.export.reading import About, Given, Reading, json_object, policy_of
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
@@ -36,17 +36,9 @@ KNOWN = {
 """The keys of the blocks that say precision: a mistake in the last one is silent in DeepSpeed."""
 
 
-def _dtype(policy: Policy) -> str:
-    """Return the dtype of the whole module: low where any layer asks for one."""
-    computed = {row.compute for _, row in policy.layers} - {"tfloat32"}
-    if computed <= {"float32"}:
-        return "float32"
-    return "float16" if computed <= {"float32", "float16"} else "bfloat16"
-
-
 def runs(policy: Policy, model: Model) -> Policy:
     """Return the policy that a run with the file obeys when it is given this one."""
-    dtype, base = _dtype(policy), preset(BASE, ())
+    dtype, base = one_dtype(policy), preset(BASE, ())
     return replace(
         plain(policy),
         layers=tuple((name, uniform_layer(dtype)) for name, _ in policy.layers),
@@ -83,7 +75,7 @@ def offers(formats: LayerPolicy, layer_type: str) -> bool:
 def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
     """Return the JSON; "_policysearch" in it, which DeepSpeed ignores, says what it is of."""
     running, lines = runs(policy, model), losses(policy, model)
-    dtype, scale = _dtype(policy), running.loss_scale
+    dtype, scale = one_dtype(policy), running.loss_scale
     fp16: dict[str, Any] = {"enabled": dtype == "float16"}
     if scale.kind == "fixed":
         fp16["loss_scale"] = scale.init_scale

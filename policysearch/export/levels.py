@@ -7,7 +7,7 @@ import pprint
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from string import Template
-from typing import Any
+from typing import Any, Literal
 
 from policysearch.export.reading import DEFAULT_RULE, Given, Reading, policy_of
 from policysearch.formats import format_named
@@ -34,7 +34,7 @@ class Levels:
 
     `template` is its file: a dollar sign marks what `export` fills in. `scale` returns the loss
     scale that the target has of one that is asked. `stores` says whether a layer may store what it
-    computes in.
+    computes in, `bias` whether a product is rounded before its bias is added.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Levels:
     dtypes: tuple[str, ...]
     scale: Callable[[LossScale], LossScale]
     stores: bool = True
+    bias: Literal["fused", "rounded"] = "fused"
 
     def level(self, formats: LayerPolicy, masters: bool) -> LayerPolicy:
         """Return the nearest formats of a layer: one dtype, never narrower than the result's."""
@@ -60,6 +61,7 @@ class Levels:
             plain(policy),
             layers=layers,
             **{name: getattr(base, name) for name in LISTS},
+            bias=self.bias,
             master_weights=not low,
             optimizer_state=AS_STORED if low else "float32",
             loss_scale=self.scale(policy.loss_scale),
@@ -76,14 +78,19 @@ class Levels:
 
     def export(self, policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
         """Return the file: its tables, and what applies them."""
-        running, lines = self.runs(policy, model), self.losses(policy, model)
+        lines, running = self.losses(policy, model), self.runs(policy, model)
         rows = {name: (row.compute, row.param) for name, row in running.layers}
         scale = {x.name: getattr(running.loss_scale, x.name) for x in fields(LossScale)}
         return Template(self.template).substitute(
             head=head(policy, notes, lines, self.name),
             layers=pprint.pformat(rows, sort_dicts=False, width=96),
             loss_scale=pprint.pformat(scale, sort_dicts=False, width=96),
+            **self.more(running, model),
         )
+
+    def more(self, running: Policy, model: Model) -> dict[str, str]:
+        """Return what else the template leaves open, by its word."""
+        return {}
 
     def read(self, text: str, model: Model, where: str) -> Reading:
         """Return what the tables of such a file give the layers of `model`."""
@@ -96,6 +103,7 @@ class Levels:
             model,
             f"imported from {where}",
             BASE,
+            bias=self.bias,
             master_weights=not low,
             optimizer_state=AS_STORED if low else "float32",
             loss_scale=LossScale(**tables["LOSS_SCALE"]),
@@ -113,6 +121,17 @@ class Levels:
         except (InputError, TypeError, ValueError) as error:
             raise InputError(f"{where}: LAYERS[{name!r}]: {error}") from None
         return Given(name, name, f"LAYERS[{name!r}]", formats)
+
+
+def one_dtype(policy: Policy) -> str:
+    """Return the dtype of a whole run: a low one where some layer asks for it and none for another.
+
+    bfloat16 where they ask for several, or for fewer bits.
+    """
+    computed = {row.compute for _, row in policy.layers} - {"tfloat32"}
+    if computed <= {"float32"}:
+        return "float32"
+    return "float16" if computed <= {"float32", "float16"} else "bfloat16"
 
 
 def fixed_scale(asked: LossScale) -> LossScale:

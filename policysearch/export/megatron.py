@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from policysearch.export.levels import BASE, LISTS, field_losses, head, plain
-from policysearch.export.megatron_file import flags_of, read, yaml_of
+from policysearch.export import transformer_engine
+from policysearch.export.levels import BASE, LISTS, field_losses, head, one_dtype, plain
+from policysearch.export.megatron_file import (
+    FACTORIES,
+    STAGES,
+    by_factories,
+    flags_of,
+    read,
+    said_in_head,
+    yaml_of,
+)
 from policysearch.export.megatron_names import NOT_ADDRESSED, parts_of, places
 from policysearch.export.reading import About
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.normal_forms import in_full, normal
 from policysearch.policy.policy import AS_FIRST, LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Recipe, Scaling
@@ -22,7 +32,7 @@ SUFFIX = ".yaml"
 UNSAID: frozenset[str] = frozenset()
 ABOUT = About(
     "YAML of --te-precision-config-file, its flags in the head",
-    "per linear of the decoder: bfloat16, or FP8 or FP4 by one recipe; ends by flags; state",
+    "per linear of the decoder: bfloat16, a recipe, or any products by a factory; ends; state",
     "megatron-core 0.16.1 (its parser, run), Megatron-LM d98e8a64 (2026-08)",
     "megatron-core's own parser in the tests",
 )
@@ -32,7 +42,9 @@ STATES = ("float32", "float16", "bfloat16")
 def losses(policy: Policy, model: Model) -> tuple[str, ...]:
     """Return what a run with the file does not do as the policy says, one line each."""
     policy.check_layers(model.layer_names)
-    return tuple(field_losses(policy, runs(policy, model), "megatron"))
+    running = runs(policy, model)
+    asked = normal(policy) if by_factories(running, model) else policy
+    return tuple(field_losses(asked, running, "megatron"))
 
 
 def offers(formats: LayerPolicy, layer_type: str) -> bool:
@@ -51,20 +63,9 @@ def _narrow(formats: LayerPolicy) -> LayerPolicy | None:
     return None
 
 
-def _dtype(policy: Policy) -> str:
-    """Return the one dtype of a run: float32 or float16 where no layer asks for another low one."""
-    computed = {row.compute for _, row in policy.layers} - {"tfloat32"}
-    if computed <= {"float32"}:
-        return "float32"
-    return "float16" if computed <= {"float32", "float16"} else "bfloat16"
-
-
-def runs(policy: Policy, model: Model) -> Policy:
-    """Return the policy that a run with the file and its flags obeys when given this one.
-
-    q, k and v are one linear there, gate and up another: of parts that differ the widest wins.
-    """
-    dtype, recipe = _dtype(policy), policy.scaling.recipe
+def _by_recipe(policy: Policy, model: Model) -> Policy:
+    """Return the policy that a run obeys whose low linears are all of one recipe."""
+    dtype, recipe = one_dtype(policy), policy.scaling.recipe
     fp4 = recipe == "nvfp4"
     there: Recipe = "mx_rceil" if recipe in ("mx", "mx_rceil") else "current"
     layers = {name: uniform_layer(dtype) for name, _ in policy.layers}
@@ -97,6 +98,46 @@ def runs(policy: Policy, model: Model) -> Policy:
     )
 
 
+def runs(policy: Policy, model: Model) -> Policy:
+    """Return the policy that a run with the file and its flags obeys when given this one.
+
+    q, k and v are one linear there, gate and up another: of parts that differ the widest wins.
+    Factories say the products where more linears are as asked with them than by one recipe.
+    """
+    by_recipe = _by_recipe(policy, model)
+    if not set(map(one_dtype, (policy, by_recipe))) <= {"bfloat16"}:
+        return by_recipe
+    there = transformer_engine.runs(policy, model)
+    layers = dict.fromkeys(model.layer_names, uniform_layer("bfloat16"))
+    for parts in parts_of(model).values():
+        if all(_said(there, part) for part in parts):
+            widest = max(parts, key=lambda part: _bits(there, part))
+            layers |= dict.fromkeys(parts, there.layer(widest))
+    named = tuple((name, layers[name]) for name, _ in policy.layers)
+    own = normal(replace(by_recipe, layers=named, scaling=there.scaling))
+    kept = [sum(_alike(policy, run, x) for x in places(model)) for run in (by_recipe, own)]
+    return own if kept[1] > kept[0] else by_recipe
+
+
+def _said(policy: Policy, layer: str) -> bool:
+    """Whether a linear is low and in recipes that Megatron-LM lets a module have."""
+    scalings = [o.scaling for row in in_full(policy, layer).values() for o in row.operands]
+    recipes = {x.recipe for x in scalings if x is not None}
+    return bool(recipes) and "delayed" not in recipes
+
+
+def _bits(policy: Policy, layer: str) -> int:
+    products = in_full(policy, layer).values()
+    return sum(format_named(operand.format).bits for row in products for operand in row.operands)
+
+
+def _alike(policy: Policy, running: Policy, layer: str) -> bool:
+    """Whether a linear multiplies as asked, in products and results."""
+    asked, made = policy.layer(layer), running.layer(layer)
+    results = (asked.output, asked.wgrad) == (made.output, made.wgrad)
+    return results and in_full(policy, layer) == in_full(running, layer)
+
+
 def _kept(state: str) -> str:
     return state if state in STATES else "float32"
 
@@ -111,19 +152,29 @@ def _scale(asked: LossScale) -> LossScale:
     return LossScale()
 
 
-def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
+def beside(policy: Policy, model: Model) -> dict[str, str]:
+    """Return the module of factories that the YAML names, by its file; none where it names none."""
+    running = runs(policy, model)
+    if not by_factories(running, model):
+        return {}
+    return {f"{FACTORIES}.py": transformer_engine.export(running, model)}
+
+
+def export(policy: Policy, model: Model, notes: Sequence[str] = (), pipeline: int = 1) -> str:
     """Return the YAML; its head has the flags, the losses, and what each layer gets.
 
-    InputError where the policy does not fit the model.
+    InputError where the policy does not fit the model, or a name means two formats on the stages of
+    a `pipeline`.
     """
-    running, lines = runs(policy, model), losses(policy, model)
-    where = places(model)
+    lines, running, where = losses(policy, model), runs(policy, model), places(model)
     table = [
         f"#   {name or '(the module)'}: {where[name].name if name in where else NOT_ADDRESSED}: "
         f"{row.compute}"
         for name, row in running.layers
     ]
-    flags = " ".join(flags_of(running, model))
+    stages = [f"{STAGES} {pipeline}"] if pipeline > 1 else []
+    flags = " ".join((*flags_of(running, model), *stages))
     said = ["# The file alone is not the policy: these flags are part of it.", f"# flags: {flags}"]
+    said += said_in_head(running, model)
     text = [head(policy, notes, lines, "megatron"), *said, "# layer: module: computes in", *table]
-    return "\n".join([*text, *yaml_of(running, model), ""])
+    return "\n".join([*text, *yaml_of(running, model, pipeline), ""])

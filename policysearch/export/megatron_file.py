@@ -6,6 +6,7 @@ Grammar as of megatron/core/quantization/quant_config.py and core/extensions/tra
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -14,14 +15,25 @@ from typing import Any
 
 from policysearch.export.levels import BASE
 from policysearch.export.megatron_names import NOT_ADDRESSED, Place, places
-from policysearch.export.reading import DEFAULT_RULE, Given, Reading, policy_of, unmatched
+from policysearch.export.reading import (
+    DEFAULT_RULE,
+    Given,
+    Reading,
+    json_object,
+    policy_of,
+    unmatched,
+)
+from policysearch.export.transformer_engine import layer_of, tables_of
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.normal_forms import normal
 from policysearch.policy.policy import AS_FIRST, LayerPolicy, Policy, uniform_layer
-from policysearch.policy.scaling import Scaling
+from policysearch.policy.products import Products
+from policysearch.policy.scaling import Recipe, Scaling
 from policysearch.values import InputError, one_of
 
+CONTEXTS: tuple[Recipe, ...] = ("current", "mx_rceil", "nvfp4")
 RECIPES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "current": ("fp8_quantization_recipe", "tensorwise"),
@@ -42,8 +54,30 @@ KEYS = (
 )
 """What a training recipe may have in megatron-core 0.16.1; its head adds two more."""
 
+WORDED = ("fp4", "hybrid", "e4m3")
+"""Levels that a recipe of Megatron-LM's own says; others are factories."""
+
 WORDS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 DTYPES = {word: name for name, word in WORDS.items()}
+
+
+STAGES = "--pipeline-model-parallel-size"
+"""The flag in the head that says for how many stages the names in a file are."""
+
+FACTORIES = "te_recipes"
+"""The module of factories that lies beside the file where products differ within a linear."""
+
+
+def by_factories(policy: Policy, model: Model) -> bool:
+    """Whether a running policy is said by factories: by linears with a recipe of their own."""
+    rows = [policy.layer(layer) for layer in places(model)]
+    low = [row for row in rows if format_named(row.compute).bits < 16]
+    own = any(row.scaling is not None or row.products != Products() for row in rows)
+    own |= any(row.backward != LayerPolicy().backward for row in low)
+    return own or (
+        bool(low)
+        and policy.scaling not in (Scaling("current"), Scaling("mx_rceil"), Scaling("nvfp4"))
+    )
 
 
 def _level(formats: LayerPolicy) -> str:
@@ -55,11 +89,13 @@ def _level(formats: LayerPolicy) -> str:
 
 
 def _levels(policy: Policy, model: Model) -> dict[str, list[str]]:
-    """Return the level of each module, block after block."""
+    """Return the level of each module, block after block: a word, or the name of a factory."""
     found: dict[str, list[str]] = {}
+    own = tables_of(policy)[1] if by_factories(policy, model) else None
     for layer, place in places(model).items():
         blocks = found.setdefault(place.module, ["wide"] * place.blocks)
-        blocks[place.block] = _level(policy.layer(layer))
+        level = _level(policy.layer(layer)) if own is None else own.get(layer, "wide")
+        blocks[place.block] = level
     return found
 
 
@@ -80,11 +116,13 @@ def flags_of(policy: Policy, model: Model) -> Iterator[str]:
     levels = _levels(policy, model)
     kinds = {level for blocks in levels.values() for level in blocks} - {"wide"}
     if kinds:
-        key, word = RECIPES[policy.scaling.recipe]
+        own = by_factories(policy, model)
+        key, word = RECIPES["current" if own else policy.scaling.recipe]
         if key.startswith("fp4"):
             yield f"--fp4-format e2m1 --fp4-recipe {word}"
         else:
-            yield f"--fp8-format {'hybrid' if 'hybrid' in kinds else 'e4m3'} --fp8-recipe {word}"
+            shape = "hybrid" if own or "hybrid" in kinds else "e4m3"
+            yield f"--fp8-format {shape} --fp8-recipe {word}"
         first, last = _ends(levels)
         if first or last:
             yield "--first-last-layers-bf16"
@@ -107,8 +145,11 @@ def _scale_flags(scale: LossScale) -> Iterator[str]:
         yield f"--loss-scale-window {scale.growth_interval} --hysteresis 1"
 
 
-def yaml_of(policy: Policy, model: Model) -> Iterator[str]:
-    """Yield the lines of the file: one config per level, and ordered matchers."""
+def yaml_of(policy: Policy, model: Model, stages: int = 1) -> Iterator[str]:
+    """Yield the lines of the file: one config per level, and ordered matchers.
+
+    Raises InputError where a name of one of the `stages` means another layer on another.
+    """
     levels = _levels(policy, model)
     kinds = sorted({level for blocks in levels.values() for level in blocks} | {"wide"})
     yield "configs:"
@@ -118,13 +159,17 @@ def yaml_of(policy: Policy, model: Model) -> Iterator[str]:
         if kind == "wide":
             yield "    training_recipe: {}"
             continue
-        key, word = RECIPES[policy.scaling.recipe]
         yield "    training_recipe:"
+        if kind not in WORDED:
+            yield "      fp8_quantization_recipe: custom"
+            yield f"      custom_recipe_factory: {FACTORIES}.{kind}"
+            continue
+        key, word = RECIPES[policy.scaling.recipe]
         yield f"      {key}: {word}"
         if kind != "fp4":
             yield f"      fp8_format: {kind}"
     yield "matchers:"
-    for number, (pattern, kind) in enumerate(_patterns(levels), 1):
+    for number, (pattern, kind) in enumerate(_patterns(levels, stages), 1):
         yield f"  rule_{number}:"
         yield f"    config: {kind}"
         yield "    type: glob"
@@ -132,20 +177,41 @@ def yaml_of(policy: Policy, model: Model) -> Iterator[str]:
         yield "    enabled: true"
 
 
-def _patterns(levels: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str]]:
+def _patterns(levels: Mapping[str, Sequence[str]], stages: int) -> Iterator[tuple[str, str]]:
     """Yield the globs: blocks that differ by number, then each module of all blocks, then the rest.
 
-    Blocks at the ends that are wide go by flags, which count over the whole net.
+    Blocks at the ends that are wide go by flags, which count over the whole net; numbers in a name
+    count from the first block of a stage.
     """
     first, last = _ends(levels) if levels else (0, 0)
     for module, blocks in levels.items():
         inner = range(first, len(blocks) - last)
         usual = max(sorted({blocks[i] for i in inner}), key=[blocks[i] for i in inner].count)
-        for block in inner:
-            if blocks[block] != usual:
-                yield f"decoder.layers.{block}.{module}", blocks[block]
+        for block, level in _by_name(module, blocks, inner, stages).items():
+            if level != usual:
+                yield f"decoder.layers.{block}.{module}", level
         yield f"decoder.layers.*.{module}", usual
     yield "*", "wide"
+
+
+def _by_name(module: str, blocks: Sequence[str], inner: range, stages: int) -> dict[int, str]:
+    """Return the level of each number in a name, which is one block of every stage."""
+    length = len(blocks)
+    if length % stages or max(inner.start, length - inner.stop) > length // stages:
+        given = f"megatron: {stages} stages of a pipeline, {length} blocks"
+        ends = f"and no more than a stage wide at either end ({inner.start}, {length - inner.stop})"
+        raise InputError(f"{given}; expected a divisor of the blocks, {ends}")
+    found: dict[int, tuple[str, int]] = {}
+    for block in inner:
+        number = block % (length // stages)
+        level, other = found.setdefault(number, (blocks[block], block))
+        if level != blocks[block]:
+            name = f"decoder.layers.{number}.{module}"
+            raise InputError(
+                f"megatron: {name} is block {other} ({level}) and, on another of {stages} stages, "
+                f"block {block} ({blocks[block]}); expected one format, or one stage"
+            )
+    return {number: level for number, (level, _) in found.items()}
 
 
 def read(text: str, model: Model, where: str) -> Reading:
@@ -154,9 +220,10 @@ def read(text: str, model: Model, where: str) -> Reading:
     Where the head has no flags as `export` writes them, what no matcher takes is bfloat16.
     """
     data, traps = _loaded(text, where)
-    configs = {name: _config(name, row, where, traps) for name, row in data["configs"].items()}
-    matchers = [*_matchers(data["matchers"], configs, where, traps)]
+    own = _factories(text, where)
+    configs = {n: _config(n, row, where, traps, own) for n, row in data["configs"].items()}
     flags = _flags(text)
+    matchers = [*_matchers(data["matchers"], configs, where, traps, STAGES in flags)]
     dtype = _dtype_of(flags, data)
     given, matched = _given(model, matchers, configs, flags, uniform_layer(dtype))
     recipes = {configs[config][0] for *_, config in matchers} - {""}
@@ -182,6 +249,7 @@ def read(text: str, model: Model, where: str) -> Reading:
         loss_scale=_scale_of(flags, dtype),
     )
     rules = [name for name, *_ in matchers]
+    policy = normal(policy) if own else policy
     return Reading(policy, tuple(given), unmatched(rules, given, matched), tuple(traps))
 
 
@@ -200,19 +268,16 @@ def _given(
         if place is None:
             given.append(Given(layer, NOT_ADDRESSED, DEFAULT_RULE, wide))
             continue
-        hits = [(name, config) for name, pattern, config in matchers if _hits(place, pattern)]
+        local = place.on_stage(int(flags.get(STAGES, 1)))
+        hits = [(name, config) for name, pattern, config in matchers if fnmatchcase(local, pattern)]
         for name, _ in hits:
             matched[name] += 1
         rule, config = hits[0] if hits else (DEFAULT_RULE, None)
         formats = wide if config is None else configs[config][1] or wide
         if _by_flags(place, flags):
             rule, formats = "--first-last-layers-bf16", wide
-        given.append(Given(layer, place.name, rule, formats))
+        given.append(Given(layer, local, rule, formats))
     return given, matched
-
-
-def _hits(place: Place, pattern: str) -> bool:
-    return fnmatchcase(place.name, pattern)
 
 
 def _by_flags(place: Place, flags: Mapping[str, str]) -> bool:
@@ -273,8 +338,22 @@ def _loaded(text: str, where: str) -> tuple[dict[str, dict[str, Any]], list[str]
     ]
 
 
+def _factories(text: str, where: str) -> dict[str, LayerPolicy]:
+    """Return what the head says of the factories in the module beside the file."""
+    found = re.findall(rf"^# {FACTORIES}\.(\w+): (.*)$", text, re.MULTILINE)
+    at = f"{where}: {FACTORIES}"
+    return {
+        f"{FACTORIES}.{name}": layer_of(json_object(row, f"{at}.{name}"), f"{at}.{name}")
+        for name, row in found
+    }
+
+
 def _config(
-    name: str, row: Mapping[str, Any], where: str, traps: list[str]
+    name: str,
+    row: Mapping[str, Any],
+    where: str,
+    traps: list[str],
+    own: Mapping[str, LayerPolicy],
 ) -> tuple[str, LayerPolicy | None]:
     """Return the recipe of a config and its formats, None for those of the run."""
     at = f"{where}: configs.{name}"
@@ -283,15 +362,11 @@ def _config(
         one_of(f"{at}: key", key, known)
     one_of(f"{at}: type", row.get(known[0]), ("TEQuantizationParams",))
     recipe = row.get("training_recipe") or {}
-    for key in recipe:
-        if key in ("fp8_param", "fp4_param"):
-            traps.append(
-                f"{name}: {key} is refused by megatron-core 0.16.1; only its head knows it"
-            )
-        else:
-            one_of(f"{at}.training_recipe: key", key, KEYS)
+    _check_keys(name, recipe, at, traps)
     if recipe.get("override_nonquantized_autocast"):
         traps.append(f"{name}: override_nonquantized_autocast quantises first and last blocks too")
+    if recipe.get("custom_recipe_factory") in own:
+        return "", own[recipe["custom_recipe_factory"]]
     if "custom_recipe_factory" in recipe:
         traps.append(f"{name}: what its factory does is not read; taken for the dtype of the run")
         return "", None
@@ -313,8 +388,22 @@ def _config(
     return "mx_rceil" if fp8 == "mxfp8" else "current", formats
 
 
+def _check_keys(name: str, recipe: Mapping[str, Any], at: str, traps: list[str]) -> None:
+    for key in recipe:
+        if key in ("fp8_param", "fp4_param"):
+            traps.append(
+                f"{name}: {key} is refused by megatron-core 0.16.1; only its head knows it"
+            )
+        else:
+            one_of(f"{at}.training_recipe: key", key, KEYS)
+
+
 def _matchers(
-    rows: Mapping[str, Mapping[str, Any]], configs: Mapping[str, Any], where: str, traps: list[str]
+    rows: Mapping[str, Mapping[str, Any]],
+    configs: Mapping[str, Any],
+    where: str,
+    traps: list[str],
+    staged: bool,
 ) -> Iterator[tuple[str, str, str]]:
     """Yield (name, pattern, config) of the matchers that count, in order."""
     for name, row in rows.items():
@@ -329,8 +418,15 @@ def _matchers(
             raise InputError(f"{at}: pattern {pattern!r}; expected a glob")
         if re.search(r"layers\.\d+\*", pattern):
             traps.append(f"{name}: {pattern!r} takes every number that begins so; expected a dot")
-        elif re.search(r"layers\.[\d\[]", pattern):
+        elif re.search(r"layers\.[\d\[]", pattern) and not staged:
             traps.append(f"{name}: {pattern!r}: numbers are local to the stage of a pipeline")
         if "local_experts" not in pattern and re.search(r"experts\.linear_fc", pattern):
             traps.append(f"{name}: {pattern!r} takes grouped experts, none of local_experts")
         yield name, pattern, config
+
+
+def said_in_head(policy: Policy, model: Model) -> Iterator[str]:
+    """Yield a comment for each factory: by tensor, what its two representations are."""
+    if by_factories(policy, model):
+        for name, table in tables_of(policy)[0].items():
+            yield f"# {FACTORIES}.{name}: {json.dumps(table)}"

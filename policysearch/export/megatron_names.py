@@ -33,7 +33,11 @@ class Place:
     @property
     def name(self) -> str:
         """The path of the module on the first stage of a pipeline of one."""
-        return f"decoder.layers.{self.block}.{self.module}"
+        return self.on_stage(1)
+
+    def on_stage(self, stages: int) -> str:
+        """Return the path of the module on its stage of several: blocks count from its first."""
+        return f"decoder.layers.{self.block % max(1, self.blocks // stages)}.{self.module}"
 
 
 def places(model: Model) -> dict[str, Place]:

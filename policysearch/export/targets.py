@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import policysearch.export
 from policysearch.export.reading import About, Reading
@@ -67,6 +68,26 @@ def target_named(name: str) -> Target:
     """Return the target called `name`; InputError where there is none."""
     known = targets()
     return known[one_of("export target", name, known)]
+
+
+def files_of(
+    target: str, policy: Policy, model: Model, name: str, notes: Sequence[str], pipeline: int = 1
+) -> dict[str, str]:
+    """Return the files of a target by their names: its own, and the modules that it names.
+
+    InputError where it has no stages of a `pipeline`, or the policy is another on some of them.
+    """
+    exporter: Any = target_named(target)
+    beside = exporter.beside(policy, model) if hasattr(exporter, "beside") else {}
+    staged = "pipeline" in inspect.signature(exporter.export).parameters
+    if pipeline != 1 and not staged:
+        given = f"pipeline: {pipeline} with target {target!r}"
+        raise InputError(f"{given}; expected 1: its names do not depend on a stage")
+    options = {"pipeline": pipeline} if staged else {}
+    return {
+        f"{name}-{target}{exporter.SUFFIX}": exporter.export(policy, model, notes, **options),
+        **beside,
+    }
 
 
 def read_file(target: str, text: str, model: Model, where: str) -> Reading:

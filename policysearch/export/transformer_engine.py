@@ -232,7 +232,7 @@ def offers(formats: LayerPolicy, layer_type: str) -> bool:
     return layer_type in ("", "Linear") and bool(narrow) and low
 
 
-def _tables(policy: Policy) -> tuple[dict[str, dict[str, list[Any]]], dict[str, str]]:
+def tables_of(policy: Policy) -> tuple[dict[str, dict[str, list[Any]]], dict[str, str]]:
     """Return the recipes by name, and the recipe of each layer that has one."""
     recipes: dict[str, dict[str, list[Any]]] = {}
     layers: dict[str, str] = {}
@@ -262,7 +262,7 @@ def _said(operand: Operand) -> dict[str, Any]:
 def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
     """Return a Python file with a factory for each distinct triple of products, and one by name."""
     running, lines = runs(policy, model), losses(policy, model)
-    recipes, layers = _tables(running)
+    recipes, layers = tables_of(running)
     return (
         Template(TEMPLATE)
         .substitute(
@@ -279,7 +279,7 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
 def read(text: str, model: Model, where: str) -> Reading:
     """Return what the tables of such a file give the layers of `model`."""
     tables = constants(text, where, ("RECIPES", "LAYERS"))
-    made = {name: _layer(row, f"{where}: RECIPES[{name!r}]") for name, row in _rows(tables)}
+    made = {name: layer_of(row, f"{where}: RECIPES[{name!r}]") for name, row in _rows(tables)}
     given = []
     for layer in model.layer_names:
         recipe = tables["LAYERS"].get(layer)
@@ -299,7 +299,7 @@ def _rows(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from tables["RECIPES"].items()
 
 
-def _layer(row: Any, where: str) -> LayerPolicy:
+def layer_of(row: Any, where: str) -> LayerPolicy:
     """Return the layer that a table of representations gives."""
     places: dict[str, dict[str, Operand]] = {"fprop": {}, "dgrad": {}, "wgrad": {}}
     try:

@@ -36,8 +36,10 @@ TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "megatron": (
             "The flags in the head are part of the policy: without them a matched recipe does "
             "nothing.",
-            "Names are local to the stage of a pipeline: first and last blocks go by flags; globs "
-            "with the number of a block are right on one stage alone.",
+            "Names are local to the stage of a pipeline: first and last blocks go by flags, and "
+            "`--pipeline P` refuses a name that means two formats on P stages.",
+            "Where products differ within a linear, `te_recipes.py` beside the YAML has their "
+            "factories: put it on the path of the run.",
             "A matcher without `enabled: true` is dropped, two of one name are one, and an unknown "
             "recipe fails at the first step: `inspect` says so before.",
         ),
@@ -45,6 +47,27 @@ TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "A second `convert_to_float8_training` without an exact filter converts again.",
             "torchao converts sizes that are no multiples of 16, and a GPU refuses them: `is_low` "
             "does before.",
+        ),
+        "qwix": (
+            "A path is matched whole, joined by slashes, and the first rule wins; one that matches "
+            "nothing is silent there: the file raises.",
+            "With `scan_layers` of MaxText all blocks are one path: nothing differs by block.",
+        ),
+        "fsdp2": (
+            "Without `output_dtype` on the root the loss is in the dtype of the last wrap.",
+            "A `param_dtype` on the root rounds the input before a float32 first child reads it.",
+            "Its wrap is a block: one wide layer with parameters in it makes all of it wide.",
+        ),
+        "apex": (
+            "Functions registered after `amp.initialize`, or with another level than O1, do "
+            "nothing; the file registers them before.",
+            "A static scale never looks for an overflow, and there is no format by layer.",
+        ),
+        "cann": (
+            "Lists speak of operator types, forward and backward, never of layers, and count "
+            "beside `precision_mode_v2` alone.",
+            "A type under `to-remove` has to be on that list of the chip already: the file only "
+            "adds.",
         ),
         "deepspeed": (
             "`fp16` and `bf16` cast the whole module, norms too; nothing differs by layer. With "
@@ -55,10 +78,16 @@ TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "Paths of a `DTypePolicyMap` depend on how a model was built, so the file sets each "
             "layer's own policy.",
             "`compile` adds a loss scale for a global mixed_float16 only: use `scaled`.",
+            "XLA leaves roundings out between 16-bit ops that it fuses, but with "
+            "`XLA_FLAGS=--xla_allow_excess_precision=false`.",
+            "On a CPU XLA sums the gradient of a bias in bfloat16, rounding every addition.",
         ),
         "flax": (
             "linen modules take their dtype in the constructor; nnx modules may be set later.",
             "`jax.tree.map` over jmp's loss scale resets its floor.",
+            "XLA leaves roundings out between 16-bit ops that it fuses, but with "
+            "`XLA_FLAGS=--xla_allow_excess_precision=false`.",
+            "On a CPU XLA sums the gradient of a bias in bfloat16, rounding every addition.",
         ),
         "mindspore": (
             "A float16 cell before one without `to_float` fails: float32 cells get one as well.",

@@ -126,9 +126,10 @@ BORDER = 0.01
 
 
 def emulator_runs(
-    task: Task, policy: Policy, model: Model, dataset: Dataset, seed: int, order: Array
+    task: Task, policy: Policy, model: Model, dataset: Dataset, seed: int
 ) -> Iterator[Run]:
     """Yield the emulator's training, and those of its values moved."""
+    order = batch_order(task, dataset, seed)
     for initial in initials(model, seed, jitter_of(task, model)):
         yield train(
             task, policy, seed, dataset=dataset, model=model, initial=initial, batch_indices=order

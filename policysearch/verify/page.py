@@ -6,7 +6,7 @@ import numpy as np
 
 from policysearch.train.divergence import tail_mean
 from policysearch.verify.jittered_runs import BORDER, DRAWS
-from policysearch.verify.verdict import EARLY_GAP, EARLY_STEPS, Verdict
+from policysearch.verify.verdict import EARLY_STEPS, Verdict
 
 SHOWN = 10
 """So many steps are listed, evenly spread, and all whose scale or skip differs."""
@@ -67,9 +67,14 @@ def _summary(verdict: Verdict) -> list[str]:
             f"from step {verdict.compared} on the loss scales differ: a gradient of step "
             f"{verdict.compared - 1} is within {BORDER:.0%} of overflow; not compared further"
         )
+    if (forced := verdict.forced) is not None:
+        lines += [f"as the emulator's own trainings: {line}" for line in verdict.chaotic]
+        lines.append(
+            f"each step from {verdict.target}'s values: losses {forced.losses.max():.1e} apart "
+            f"(jittered {forced.own_losses.max():.1e}); {forced.farther:.0%} of the moves of "
+            f"{len(forced.names)} parameters are further apart than jittered ones"
+        )
     lines += [f"{verdict.target} does otherwise: {line}" for line in verdict.unlike]
-    if verdict.undecided and 2.0 * verdict.own_early_gap > EARLY_GAP:
-        lines.append("single roundings move the first losses as far: --batch averages over more")
     outcome = [f"FAIL: {line}" for line in verdict.faults]
     outcome += [f"undecided: {line}" for line in verdict.undecided]
     return [*lines, *(outcome or ["pass"])]

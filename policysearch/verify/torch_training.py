@@ -29,7 +29,7 @@ from policysearch.verify.gpu_rounding import AsAGpu, written_out
 from policysearch.verify.torch_optimizer import EmulatedDraws, SideBySide, torch_optimizer
 from policysearch.verify.torch_trace import Trace, scale_events
 from policysearch.verify.torch_twin import Twin
-from policysearch.verify.verdict import FILE, JOB, RESULT, Job
+from policysearch.verify.verdict import FILE, JOB, RESULT, VALUES, Job
 
 VECTOR = 64
 """A multiple of the values in a vector of any CPU, below float32."""
@@ -81,12 +81,25 @@ def main(folder: Path) -> None:
     module = exported.apply_policy(module, strict=isinstance(model, Chain), device_type=kind)
     dtypes = _watched(module)
     scaler, trace = exported.make_grad_scaler(kind), Trace()
-    steps = list(_steps(job, model, dataset, module, exported, scaler, dropout, grouped, trace))
+    steps, kept = list[Any](), [_values(module)]
+    for step in _steps(job, model, dataset, module, exported, scaler, dropout, grouped, trace):
+        steps.append(step)
+        if job.keeps:
+            kept.append(_values(module))
     leaves = [name for name, part in module.named_modules() if not list(part.children())]
     result = {"steps": steps, "dtypes": dtypes, "same_keys": keys == list(module.state_dict())}
     counts = {"keys": len(keys), "leaves": leaves}
     seen = {"calls": trace.calls, "events": scale_events(exported, kind)}
     (folder / RESULT).write_text(json.dumps({**result, **seen, **counts}))
+    if job.keeps:
+        named = {f"{n} {name}": x for n, values in enumerate(kept) for name, x in values.items()}
+        np.savez(folder / VALUES, **named)
+
+
+def _values(module: Any) -> dict[str, Any]:
+    """Return copies of parameters and buffers in float32, by name."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return {n: x.detach().float().cpu().numpy().copy() for n, x in named if x.is_floating_point()}
 
 
 def _as_the_policy_says() -> None:

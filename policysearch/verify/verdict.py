@@ -16,15 +16,16 @@ from typing import Any
 
 import numpy as np
 
+from policysearch.data.datasets import Dataset
 from policysearch.export.targets import target_named
 from policysearch.nn.model import Model
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.feeding import batch_order
 from policysearch.train.run import Run
 from policysearch.train.step import SMALLEST_BATCH, trace_forward
 from policysearch.train.tasks import Task
 from policysearch.values import InputError, one_of
+from policysearch.verify.forced_steps import ForcedSteps, forced_steps
 from policysearch.verify.jittered_runs import (
     DRAWS,
     Array,
@@ -37,8 +38,9 @@ from policysearch.verify.jittered_runs import (
     reference_of,
 )
 
-JOB, FILE, RESULT = "job.pickle", "exported.py", "result.json"
-"""Names in the folder that the two processes share: the job, the exported file, what came of it."""
+JOB, FILE, RESULT, VALUES = "job.pickle", "exported.py", "result.json", "values.npz"
+"""Names in the folder that the two processes share: the job, the exported file, what came of it,
+and where the job keeps them, the values before each step."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Job:
     """What is trained: the task over its steps, on the batches and values of the seed.
 
     `source` is the user's module or its maker, None for a model that is built in or in a file.
-    `place` is the device, as torch calls it.
+    `place` is the device, as torch calls it. `keeps` says whether the values before every step, and
+    after the last, are wanted.
     """
 
     task: Task
@@ -54,6 +57,7 @@ class Job:
     seed: int
     source: Any = None
     place: str = "cpu"
+    keeps: bool = False
 
 
 RUN = ("torch",)
@@ -77,7 +81,8 @@ class Verdict:
     submodules, `formats` what the policy asks of those that hold no others. `unlike` has a line for
     what the target does otherwise in any case. `calls` are those of torch in the first step with
     their dtypes, `events` what the loss scale does where it is forced, `edits` what a file does
-    otherwise than the one that is exported now.
+    otherwise than the one that is exported now. `forced` are steps from the target's own values,
+    which decide where the emulator's trainings part from one another.
     """
 
     policy: Policy
@@ -96,6 +101,7 @@ class Verdict:
     calls: tuple[str, ...] = ()
     events: tuple[tuple[float, float], ...] = ()
     edits: tuple[str, ...] = ()
+    forced: ForcedSteps | None = None
 
     @property
     def here(self) -> Run:
@@ -135,7 +141,7 @@ class Verdict:
                 lines.append(f"{name}: results are {self.dtypes[name]}; expected {wanted}")
         if not self.same_keys:
             lines.append("state_dict: other keys than without the policy")
-        return (*self.edits, *lines)
+        return (*self.edits, *lines, *(self.forced.faults if self.forced else ()))
 
     @property
     def undecided(self) -> tuple[str, ...]:
@@ -143,10 +149,16 @@ class Verdict:
 
         That is early losses beyond EARLY_GAP, as the emulator's own are under JITTER, and no
         further apart than twice those; or what parts where most of its draws have other scales
-        already: there the target may have taken a way that none of the draws shows. So are losses
-        that both end without: of those nothing can be compared.
+        already: there the target may have taken a way that none of the draws shows. Where steps
+        were `forced` they decide that. So are losses that both end without: of those nothing can
+        be compared.
         """
-        return tuple(line for line, chaotic in self._partings() if chaotic) + self._lost()
+        return (*(() if self.forced else self.chaotic), *self._lost())
+
+    @property
+    def chaotic(self) -> tuple[str, ...]:
+        """Return where losses or scales part as those of the emulator's own trainings do."""
+        return tuple(line for line, chaotic in self._partings() if chaotic)
 
     def _lost(self) -> tuple[str, ...]:
         """Say from where on no loss is finite, neither here nor there."""
@@ -203,18 +215,17 @@ def verify(
     exported now where there is none. Raises InputError where the target cannot run.
     """
     task, dataset = task.with_steps(steps), task.load_dataset()
-    order = batch_order(task, dataset, seed)
     model, exporter = task.build_model(dataset), target_named(one_of("verify target", target, RUN))
     running = _on_place(exporter.runs(policy, model), place)
     result = trained_in_torch(policy, task, model, seed, place, text)
-    first, *moved = emulator_runs(task, running, model, dataset, seed, order)
-    there = np.array(result["steps"], np.float64).T
-    ours = reference_of(first, moved, there[1], there[2], jitter_of(task, model))
-    losses, scales, skipped = there[:, : len(ours.run.losses)]
+    first, *moved = emulator_runs(task, running, model, dataset, seed)
+    losses, scales, skipped = np.array(result["steps"], np.float64).T
+    ours = reference_of(first, moved, scales, skipped, jitter_of(task, model))
+    losses, scales, skipped = (x[: len(ours.run.losses)] for x in (losses, scales, skipped))
     apart = parting(ours.run, scales, skipped)
     one_skips = apart < len(losses) and bool(scales[apart] == ours.run.scales[apart])
     border = one_skips and is_borderline(task, running, model, dataset, seed, apart)
-    return Verdict(
+    made = Verdict(
         policy=running,
         target=target,
         own=ours,
@@ -227,6 +238,24 @@ def verify(
         **_told(result),
         unlike=(*exporter.losses(running, model), *_not_there(exporter.runs(policy, model), place)),
     )
+    return made if not made.chaotic else _decided(made, policy, task, dataset, seed, place, text)
+
+
+def _decided(
+    verdict: Verdict,
+    policy: Policy,
+    task: Task,
+    dataset: Dataset,
+    seed: int,
+    place: str,
+    text: str | None,
+) -> Verdict:
+    """Return the verdict with steps from the values of the target, which trains again for them."""
+    model = task.build_model(dataset)
+    kept = trained_in_torch(policy, task, model, seed, place, text, keeps=True)
+    given = kept["values"], kept["steps"]
+    forced = forced_steps(task, verdict.policy, model, dataset, seed, *given)
+    return replace(verdict, forced=forced)
 
 
 def _told(result: dict[str, Any]) -> dict[str, Any]:
@@ -267,15 +296,24 @@ def _formats(policy: Policy, model: Model, names: set[str]) -> dict[str, str]:
 
 
 def trained_in_torch(
-    policy: Policy, task: Task, model: Model, seed: int, place: str, text: str | None = None
+    policy: Policy,
+    task: Task,
+    model: Model,
+    seed: int,
+    place: str,
+    text: str | None = None,
+    keeps: bool = False,
 ) -> dict[str, Any]:
-    """Return what the training with the exported file gave, or with `text`, in a fresh process."""
+    """Return what the training with the exported file gave, or with `text`, in a fresh process.
+
+    Where it `keeps` them, "values" are those before each step and after the last, by name.
+    """
     task.build_optimizer().in_torch()  # refused before a process starts
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / FILE).write_text(text or target_named("torch").export(policy, model))
         source = None if isinstance(task.model, str) else getattr(model, "source", None)
-        job = Job(task, target_named("torch").runs(policy, model), seed, source, place)
+        job = Job(task, target_named("torch").runs(policy, model), seed, source, place, keeps)
         (folder / JOB).write_bytes(pickle.dumps(job))
         module = "policysearch.verify.torch_training"
         done = subprocess.run(
@@ -286,7 +324,19 @@ def trained_in_torch(
             _check_installed(reason)
             raise InputError(f"verify in torch: {reason}; expected it to train")
         result: dict[str, Any] = json.loads((folder / RESULT).read_text())
+        if keeps:
+            result["values"] = _values_in(folder / VALUES, len(result["steps"]) + 1)
         return result
+
+
+def _values_in(file: Path, count: int) -> list[dict[str, Array]]:
+    """Return the values in a file of NumPy's, by step."""
+    values: list[dict[str, Array]] = [{} for _ in range(count)]
+    with np.load(file) as held:
+        for key in held.files:
+            step, _, name = key.partition(" ")
+            values[int(step)][name] = held[key]
+    return values
 
 
 def _check_installed(reason: str) -> None:

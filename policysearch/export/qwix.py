@@ -1,0 +1,120 @@
+"""Export to qwix: a rule for every linear in FP8, by its whole path, beside flax's dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from policysearch.export.levels import Levels, fixed_scale
+from policysearch.export.reading import About, Given, Reading
+from policysearch.formats import format_named
+from policysearch.nn.model import Model
+from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
+from policysearch.policy.scaling import Scaling
+
+TEMPLATE = '''\
+$head
+#
+#     model = apply_policy(model, inputs)     # an nnx module; inputs of any batch
+#     train its nnx.Param alone: nnx.grad(..., argnums=nnx.DiffState(0, nnx.Param))
+#
+# The first rule that matches the whole path wins; one without a weight_qtype is none. Products of
+# the backward pass read what the forward pass quantised.
+
+import re
+
+import jax.numpy as jnp
+from flax import nnx
+
+# module: (dtype it computes in, dtype of its parameters); FP8 beside bfloat16
+LAYERS = $layers
+
+LOSS_SCALE = $loss_scale
+
+
+def rules():
+    """Return a rule of qwix for every module in FP8: one scale of a tensor, E5M2 for gradients."""
+    import qwix
+
+    low = [name for name, (compute, _) in LAYERS.items() if compute == "float8_e4m3fn"]
+    return [
+        qwix.QtRule(
+            module_path=re.escape(name.replace(".", "/")),
+            weight_qtype=jnp.float8_e4m3fn,
+            act_qtype=jnp.float8_e4m3fn,
+            bwd_qtype=jnp.float8_e5m2,
+            disable_channelwise_axes=True,
+        )
+        for name in low
+    ]
+
+
+def apply_policy(model, *inputs):
+    """Return the model with dtypes set and FP8 modules quantised.
+
+    Raises ValueError where a module with parameters is unknown to the policy, or a rule matches
+    nothing.
+    """
+    import qwix
+
+    there = {".".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
+    for name, module in there.items():
+        held = [x for x in vars(module).values() if isinstance(x, nnx.Param)]
+        if held and name not in LAYERS:
+            raise ValueError(f"model: {name!r} has parameters and is unknown to the policy")
+        if name in LAYERS:
+            compute = LAYERS[name][0]
+            module.dtype = jnp.dtype("bfloat16" if compute == "float8_e4m3fn" else compute)
+    provider = qwix.QtProvider(rules())
+    made = qwix.quantize_model(model, provider, *inputs)
+    if unused := provider.get_unused_rules():
+        raise ValueError(f"model: {[rule.module_path for rule in unused]} match nothing in it")
+    return made
+'''
+
+LOW = replace(uniform_layer("float8_e4m3fn"), backward="forward")
+
+
+class _Rules(Levels):
+    """Levels with linears in FP8."""
+
+    def level(self, formats: LayerPolicy, masters: bool) -> LayerPolicy:
+        narrow = format_named(formats.compute).bits == 8 and formats.output == "bfloat16"
+        return LOW if narrow else super().level(formats, masters)
+
+    def runs(self, policy: Policy, model: Model) -> Policy:
+        running, wide = super().runs(policy, model), uniform_layer("bfloat16")
+        layers = tuple(
+            (name, wide if row == LOW and model.layer_types.get(name) != "Linear" else row)
+            for name, row in running.layers
+        )
+        low = any(row == LOW for _, row in layers)
+        return replace(running, layers=layers, scaling=Scaling("current") if low else Scaling())
+
+    def read(self, text: str, model: Model, where: str) -> Reading:
+        reading = super().read(text, model, where)
+        low = any(row.formats == LOW for row in reading.given)
+        scaling = Scaling("current") if low else Scaling()
+        return replace(reading, policy=replace(reading.policy, scaling=scaling))
+
+    def _given(self, name: str, rows: Mapping[str, Any], where: str) -> Given:
+        if rows.get(name) == ("float8_e4m3fn", "float32"):
+            return Given(name, name, f"LAYERS[{name!r}]", LOW)
+        return super()._given(name, rows, where)
+
+
+_TARGET = _Rules(
+    "qwix", TEMPLATE, ("float32", "float16", "bfloat16"), fixed_scale, stores=False, bias="rounded"
+)
+
+SUFFIX = ".py"
+UNSAID: frozenset[str] = frozenset()
+ABOUT = About(
+    "a module to import: apply_policy(model, inputs), rules()",
+    "per linear FP8 by one scale of a tensor, else per module float32, float16, bfloat16",
+    "qwix 0.1.8 with flax 0.12.8 (run on a CPU, 2026-11)",
+    "products of the jaxpr in the tests",
+)
+export, losses, runs = _TARGET.export, _TARGET.losses, _TARGET.runs
+offers, read = _TARGET.offers, _TARGET.read
