@@ -10,6 +10,7 @@ import contextlib
 import copy
 import io
 import logging
+import math
 import os
 import re
 import warnings
@@ -33,6 +34,8 @@ GRADIENT_REMEDY = "expected the gradients that torch derives; leave it out"
 
 BATCHES = (2, 3, 5)
 """Numbers of examples that a module is exported with."""
+
+LARGEST = torch.finfo(torch.bfloat16).max
 
 FLOAT_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -392,10 +395,15 @@ def extent_of(extents: Sequence[int]) -> int | Extent:
 
 
 def number_of(numbers: Sequence[Any]) -> Any:
-    """Return what is the same at all BATCHES; the second is of another format."""
-    if numbers[0] != numbers[2]:
+    """Return what is the same at all BATCHES; the second is of another format.
+
+    Finite ones no larger than bfloat16's: `torch.finfo(x.dtype).min` stays finite.
+    """
+    number = numbers[0]
+    if number != numbers[2]:
         raise _depends(numbers)
-    return numbers[0]
+    finite = isinstance(number, float) and math.isfinite(number)
+    return min(max(number, -LARGEST), LARGEST) if finite else number
 
 
 def _depends(values: Sequence[Any]) -> InputError:
