@@ -73,6 +73,16 @@ def _with_gradients_inside(x: Any) -> Any:
         return y + x.tanh()
 
 
+def _steps(x: Any) -> Any:
+    """Return x less what is left of halves, so that some values are equal."""
+    return x - (x - (2.0 * x).round() / 2.0).detach()
+
+
+def _reduced(x: Any, how: str, inside: bool) -> Any:
+    values = _steps(x * x)[:, :3]
+    return _steps(x).scatter_reduce(1, _along(x, 1, 6), values, how, include_self=inside)
+
+
 def _everything_at_once(x: Any) -> Any:
     values, places = x.topk(2)
     return torch.zeros_like(x).scatter(-1, places, 1.0) * x + values.sum(-1, keepdim=True)
@@ -106,6 +116,15 @@ CASES: dict[str, tuple[tuple[int, ...], Function]] = {
     "scatter of a number": (ROWS, lambda x: x.scatter(1, _along(x, 0, 2), 0.3)),
     "scatter_add": (ROWS, lambda x: x.scatter_add(1, _along(x, 1, 4), (x * x)[:, :3, :4])),
     "scatter_reduce": (ROWS, lambda x: x.scatter_reduce(1, _along(x, 1, 6), (x * x)[:, :3], "sum")),
+    **{
+        f"scatter_reduce {how}, {inside}": (ROWS, partial(_reduced, how=how, inside=inside))
+        for how in ("mean", "amax", "amin")
+        for inside in (True, False)
+    },
+    "to whole numbers": (
+        ROWS,
+        lambda x: x * F.one_hot((x.abs() * 2).long().clamp(max=3), 4).sum(-1),
+    ),
     "index_add": (
         ROWS,
         lambda x: x.index_add(1, torch.tensor([1, 1, 0]), x[:, 1:] * x[:, :3], alpha=0.5),

@@ -96,6 +96,8 @@ SEVERAL: dict[str, Function] = {
 """Functions that are several kernels of torch, forwards or backwards."""
 
 OTHERS: dict[str, Function] = {
+    "lgamma": lambda x: torch.lgamma(positive(x)),
+    "digamma": lambda x: torch.digamma(positive(x)),
     "clip": lambda x: torch.clip(x, max=0.3),
     "rrelu": lambda x: F.rrelu(x, 0.1, 0.3),
     "max": lambda x: torch.max(x, 0.5 - x),

@@ -36,6 +36,9 @@ SEVERAL: dict[str, Function] = {
     "pairwise_distance": lambda x: F.pairwise_distance(x, x * x),
     "float_power": lambda x: torch.float_power(x, 2.0).float(),
     "special_log_softmax": lambda x: torch.special.log_softmax(x, 1),
+    "grid_sampler": lambda x: F.grid_sample(
+        x[:, None], x[:, :2].reshape(-1, 2, 3, 2), align_corners=False
+    ),
     "pixel_shuffle": lambda x: F.pixel_shuffle(x.reshape(-1, 4, 2, 3), 2),
     "isclose": lambda x: torch.where(torch.isclose(x, x.relu()), x, x * x),
 }

@@ -98,9 +98,9 @@ REFUSED: dict[str, tuple[Function, str]] = {
         lambda x: F.embedding_bag(torch.arange(6), x[0].T, x[0].long().flatten()[:2] * 0).sum() * x,
         r"embedding_bag: bags that are fed; give numbers \[batch, size of a bag\], and a padding",
     ),
-    "the larger of two": (
-        lambda x: x.scatter_reduce(1, MASK.long()[None].expand(len(x), 4, 6), x, "amax"),
-        r"scatter_reduce: reduce 'amax'; use scatter_add",
+    "products at places": (
+        lambda x: x.scatter_reduce(1, MASK.long()[None].expand(len(x), 4, 6), x, "prod"),
+        r"scatter_reduce: reduce 'prod'; use sum, mean, amax or amin",
     ),
     "complex numbers": (
         lambda x: torch.view_as_real(torch.complex(x, x).sum(1)),

@@ -228,6 +228,59 @@ def test_a_bias_is_added_before_or_after_the_rounding_as_in_torch(copied: bool) 
     assert np.mean(step.value("logits").reshape(expected.shape) != expected) < 0.01
 
 
+class Parts(nn.Module):
+    """Linears over parts of tensors: of an input, which a cast copies, or of a product."""
+
+    def __init__(self, of_product: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(24, 24) if of_product else nn.Identity()
+        self.fc = nn.Linear(12, 40)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.fc(self.first(x)[..., :12])
+
+
+@pytest.mark.parametrize("of_product", [False, True])
+def test_a_cast_copies_a_part_so_that_its_bias_is_added_at_once(of_product: bool) -> None:
+    net, rng = Parts(of_product), np.random.default_rng(0)
+    x = rng.standard_normal((BATCH, 10, 24)).astype(np.float32)
+    model = imported(net, (x,))
+    policy = preset("torch.autocast.bfloat16", model.layer_names)
+    step = compile_graph(apply_policy(trace_forward(model, BATCH), policy))
+    for name, value in model.init(rng).items():
+        step.arrays[name][...] = value
+    step.arrays[model.inputs[0].name][...] = x
+    step.forward_backward()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = net(torch.from_numpy(x)).float().numpy()
+    assert np.mean(step.value("logits").reshape(expected.shape) != expected) < 0.01
+
+
+class Hidden(nn.Module):
+    """Shares of scores of which a whole row is hidden by the smallest number of their format."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        scores = self.fc(x)
+        return scores.masked_fill(x[:, :1] < 9.0, torch.finfo(scores.dtype).min).softmax(-1)
+
+
+def test_the_smallest_number_of_a_format_stays_a_number_in_bfloat16() -> None:
+    net, rng = Hidden(), np.random.default_rng(0)
+    x = rng.standard_normal((BATCH, 6)).astype(np.float32)
+    model = imported(net, (x,))
+    policy = preset("torch.autocast.bfloat16", model.layer_names)
+    step = compile_graph(apply_policy(trace_forward(model, BATCH), policy))
+    for name, value in model.init(rng).items():
+        step.arrays[name][...] = value
+    step.arrays[model.inputs[0].name][...] = x
+    step.forward_backward()
+    np.testing.assert_allclose(step.value("logits"), 1.0 / 6.0, rtol=1e-2)
+
+
 @pytest.mark.parametrize("inner", ["float32", "format"])
 def test_what_is_inside_an_rms_norm_is_rounded_where_the_policy_says_so(inner: Any) -> None:
     """Against its formula in numpy's float16; with float32 inside, against torch's function."""

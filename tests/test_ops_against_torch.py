@@ -58,6 +58,8 @@ UNARY: dict[str, tuple[Attrs, Callable[..., Any]]] = {
     "cos": ({}, lambda t, x: x.cos()),
     "atan": ({}, lambda t, x: x.atan()),
     "erf": ({}, lambda t, x: x.erf()),
+    "lgamma": ({}, lambda t, x: x.lgamma()),
+    "digamma": ({}, lambda t, x: x.digamma()),
     "glu": ({"axis": -1}, lambda t, x: t.nn.functional.glu(x)),
     **{
         f"{op} {axis}": (

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from policysearch import InputError
 from tests.imported_low_trainings import trained_low_as_torch
@@ -106,13 +106,38 @@ def test_fifty_steps_are_torchs(name: str, format: str) -> None:
     assert trained_low_as_torch(training, format) > 0.02
 
 
-def test_a_packed_sequence_is_one_line() -> None:
-    class Packed(Tagger):
-        def forward(self, ids: torch.Tensor) -> Any:
-            lengths = torch.full((len(ids),), TIME)
-            packed = pack_padded_sequence(self.table(ids), lengths, batch_first=True)
-            return self.head(self.layer(packed)[1][0])
+class Packed(nn.Module):
+    """Reads sequences of several lengths, packed, sorted or not."""
 
-    with pytest.raises(InputError) as refusal:
-        imported(Packed(LAYERS["gru"]), tokens(np.random.default_rng(0), 2))
+    def __init__(self, make: Callable[[], Any], ordered: bool, *, counted: bool = False) -> None:
+        super().__init__()
+        self.table, self.layer, self.ordered = nn.Embedding(TOKENS, WIDTH), make(), ordered
+        self.counted = counted
+        self.head = nn.Linear((2 if self.layer.bidirectional else 1) * HIDDEN, 3)
+
+    def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> Any:
+        packed = pack_padded_sequence(
+            self.table(ids), lengths.cpu(), batch_first=True, enforce_sorted=self.ordered
+        )
+        steps, last = self.layer(packed)
+        if self.counted:
+            return self.head(steps.data).mean() + ids.sum(1, keepdim=True)
+        ends = last[0] if isinstance(last, tuple) else last
+        padded, known = pad_packed_sequence(steps, True, padding_value=0.5, total_length=TIME + 2)
+        return self.head(padded.relu() * (ends.sum((0, 2)) * known)[:, None, None])
+
+
+@pytest.mark.parametrize("name", ["gru both ways", "rnn_relu", "lstm, projected both ways"])
+@pytest.mark.parametrize("ordered", [True, False])
+def test_packed_sequences_are_padded_ones_that_end(name: str, ordered: bool) -> None:
+    lengths = np.array([TIME, 3, 2, 1]) if ordered else np.array([2, TIME, 1, 3])
+    (ids,) = tokens(np.random.default_rng(2), len(lengths))
+    assert_as_torch(Packed(LAYERS[name], ordered), (ids, lengths))
+
+
+def test_what_is_packed_is_read_by_layers_alone() -> None:
+    module = Packed(LAYERS["gru"], True, counted=True)
+    (ids,) = tokens(np.random.default_rng(0), 2)
+    with pytest.raises(InputError, match=r"must be Tensor, not Steps") as refusal:
+        imported(module, (ids, np.full(2, TIME)))
     assert "\n" not in str(refusal.value)

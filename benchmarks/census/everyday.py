@@ -350,7 +350,7 @@ def _weighted(make: Callable[[nn.Module], nn.Module]) -> Callable[[], nn.Module]
     return lambda: nn.Sequential(make(nn.Linear(8, WIDTH)), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
 
 
-def _of(does: Callable[..., Any], **parts: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+def of(does: Callable[..., Any], **parts: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     return lambda: Of(does, **{name: make() for name, make in parts.items()})
 
 
@@ -382,17 +382,17 @@ NETS: Mapping[str, Net] = MappingProxyType(
             "hypernetwork": Net(Hyper, normal((WIDTH,), (4,))),
             "flow by grid_sample": Net(Transformed, IMAGES),
             "arcface": Net(
-                _of(_arcface, body=_body(8, 8), head=lambda: nn.Linear(8, CLASSES, bias=False)),
+                of(_arcface, body=_body(8, 8), head=lambda: nn.Linear(8, CLASSES, bias=False)),
                 both(ROWS, LABELS),
                 "own",
             ),
-            "focal loss": Net(_of(_focal, body=_body()), both(ROWS, LABELS), "own"),
-            "quantile loss": Net(_of(_quantiles, body=_body()), normal((8,), (1,)), "own"),
-            "info nce": Net(_of(_info_nce, body=_body()), normal((8,), (8,)), "own"),
-            "triplets": Net(_of(_triplets, body=_body()), normal((8,), (8,), (8,)), "own"),
-            "siamese": Net(_of(_siamese, body=_body()), both(ROWS, ROWS, whole((2, ()))), "own"),
+            "focal loss": Net(of(_focal, body=_body()), both(ROWS, LABELS), "own"),
+            "quantile loss": Net(of(_quantiles, body=_body()), normal((8,), (1,)), "own"),
+            "info nce": Net(of(_info_nce, body=_body()), normal((8,), (8,)), "own"),
+            "triplets": Net(of(_triplets, body=_body()), normal((8,), (8,), (8,)), "own"),
+            "siamese": Net(of(_siamese, body=_body()), both(ROWS, ROWS, whole((2, ()))), "own"),
             "rnn-t joiner": Net(
-                _of(
+                of(
                     _joiner,
                     encoder=lambda: nn.Linear(4, WIDTH),
                     embed=lambda: nn.Embedding(WORDS, 8),
@@ -402,10 +402,10 @@ NETS: Mapping[str, Net] = MappingProxyType(
                 both(normal((5, 4)), TEXT),
             ),
             "euler steps": Net(
-                _of(_euler, field=_body(8, 8), head=lambda: nn.Linear(8, CLASSES)), ROWS
+                of(_euler, field=_body(8, 8), head=lambda: nn.Linear(8, CLASSES)), ROWS
             ),
             "boltzmann": Net(
-                _of(
+                of(
                     _boltzmann,
                     fc=lambda: nn.Linear(8, WIDTH),
                     visible=lambda: nn.Embedding(1, 8),
@@ -414,7 +414,7 @@ NETS: Mapping[str, Net] = MappingProxyType(
                 "own",
             ),
             "tied embedding": Net(
-                _of(
+                of(
                     _tied,
                     embed=lambda: nn.Embedding(WORDS, WIDTH),
                     rnn=lambda: nn.LSTM(WIDTH, WIDTH, batch_first=True),
@@ -422,7 +422,7 @@ NETS: Mapping[str, Net] = MappingProxyType(
                 TEXT,
             ),
             "mixer": Net(
-                _of(
+                of(
                     _mixer,
                     norm=lambda: nn.LayerNorm(3),
                     tokens=_body(64, 64),
@@ -432,7 +432,7 @@ NETS: Mapping[str, Net] = MappingProxyType(
                 IMAGES,
             ),
             "squeeze and excite": Net(
-                _of(
+                of(
                     _squeeze,
                     conv=lambda: CONV(3, 8, 3),
                     gate=_body(8, 8),
@@ -441,7 +441,7 @@ NETS: Mapping[str, Net] = MappingProxyType(
                 IMAGES,
             ),
             "feature pyramid": Net(
-                _of(
+                of(
                     _pyramid,
                     first=lambda: CONV(3, 8, 3, padding=1),
                     second=lambda: CONV(8, 16, 3, stride=2, padding=1),
@@ -452,12 +452,12 @@ NETS: Mapping[str, Net] = MappingProxyType(
                 IMAGES,
             ),
             "pixel shuffle": Net(
-                _of(_pixels, body=lambda: CONV(3, 12, 3, padding=1)),
+                of(_pixels, body=lambda: CONV(3, 12, 3, padding=1)),
                 normal((3, 8, 8), (3, 16, 16)),
                 "own",
             ),
             "temporal convolutions": Net(
-                _of(
+                of(
                     _temporal,
                     first=lambda: nn.Conv1d(4, 4, 3, padding=2),
                     second=lambda: nn.Conv1d(4, 4, 3, padding=4, dilation=2),

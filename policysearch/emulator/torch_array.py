@@ -21,6 +21,7 @@ from policysearch.emulator.torch_functions import (
     FUNCTIONS,
     REDUCTIONS,
     UFUNCS,
+    put_at,
     sums_from,
 )
 from policysearch.rounding.grid import Grid
@@ -198,11 +199,11 @@ class TorchArray(NDArrayOperatorsMixin):
             )
         elif method == "reduceat" and ufunc is np.add:
             result = TorchArray(sums_from(inputs[0].tensor, inputs[1].tensor))
-        elif method == "at" and ufunc is np.add:
+        elif method == "at" and ufunc in (np.add, np.maximum, np.minimum):
             array, key, values = inputs
             own = array.tensor
-            places = array._key(key)
-            own.index_put_(places, _tensor(values, own.device, own.dtype), accumulate=True)
+            places, values = array._key(key), _tensor(values, own.device, own.dtype)
+            put_at(ufunc.__name__, own, places, values)
             return None
         else:
             name = ufunc.__name__ + (f".{method}" if method != "__call__" else "")

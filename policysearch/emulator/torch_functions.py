@@ -108,8 +108,22 @@ ACCUMULATIONS: Mapping[str, Callable[..., Tensor]] = {
     "add": _accumulation(torch.cumsum),
     "multiply": _accumulation(torch.cumprod),
     "logical_and": _accumulation(lambda x, axis: torch.cumprod(x.to(torch.uint8), axis).bool()),
+    "logaddexp": _accumulation(
+        lambda x, axis, dtype=None: torch.logcumsumexp(x if dtype is None else x.to(dtype), axis)
+    ),
 }
 """By numpy's name, the running results along an axis."""
+
+
+def put_at(name: str, x: Tensor, places: tuple[Tensor | slice, ...], values: Tensor) -> None:
+    """Add values to those of x at places, or keep the maximum or minimum there, as ufunc.at."""
+    if name == "add":
+        x.index_put_(places, values, accumulate=True)
+        return
+    flat = torch.arange(x.numel(), device=x.device).reshape(x.shape)[places]
+    reduce = {"maximum": "amax", "minimum": "amin"}[name]
+    values = values.expand(flat.shape).reshape(-1)
+    x.reshape(-1).scatter_reduce_(0, flat.reshape(-1), values, reduce)
 
 
 def _eye(

@@ -8,13 +8,11 @@ from typing import Any
 import torch
 
 from policysearch.importers.aliases import op_of
-from policysearch.importers.exported import BATCHES
+from policysearch.importers.exported import BATCHES, LARGEST
 from policysearch.importers.program import Extent
 from policysearch.values import InputError
 
 FILLING = ("zeros", "ones", "full")
-
-LARGEST = torch.finfo(torch.bfloat16).max
 
 
 def value_of(node: Any, values: Mapping[str, Any]) -> Any:

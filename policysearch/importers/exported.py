@@ -10,6 +10,7 @@ import contextlib
 import copy
 import io
 import logging
+import math
 import os
 import re
 import warnings
@@ -21,16 +22,20 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_impls import op_implementations_dict
 
-from policysearch.importers.aliases import VIEWS, Aliases, in_place, op_of, open_regions
+from policysearch.importers.aliases import Aliases, in_place, op_of, open_regions
 from policysearch.importers.decomposition import take_apart
+from policysearch.importers.packed import packed_known
 from policysearch.importers.program import FLOATS, TRUTHS, WHOLES, Extent, extent, resolved
 from policysearch.importers.rules import rule_of
+from policysearch.ops.dense import UNCAST
 from policysearch.values import USER_FAULTS, InputError
 
 GRADIENT_REMEDY = "expected the gradients that torch derives; leave it out"
 
 BATCHES = (2, 3, 5)
 """Numbers of examples that a module is exported with."""
+
+LARGEST = torch.finfo(torch.bfloat16).max
 
 FLOAT_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -131,6 +136,7 @@ def exported(module: Any, inputs: tuple[Any, ...], training: bool = True) -> Any
             # transformers has grouped queries without copies of keys, but not where it is exported
             mock.patch.dict(os.environ, {"TRANSFORMERS_SDPA_FORCE_GQA": "1"}),
             alignments_known(),
+            packed_known(),
         ):
             warnings.simplefilter("ignore")
             program = torch.export.export(module.train(training), inputs, strict=False)
@@ -278,11 +284,16 @@ def _calls(program: Any) -> list[str]:
     return [str(n.target) if n.op == "call_function" else n.op for n in program.graph.nodes]
 
 
+def _holds_floats(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or value.dtype in FLOAT_TYPES or value.is_complex()
+
+
 def kind_of(node: Any) -> str:
-    """Return what the result of a node holds, one of KINDS."""
+    """Return what the result of a node holds, one of KINDS; of several, floats if any does."""
     value = node.meta.get("val")
-    value = value[0] if isinstance(value, list | tuple) and value else value
-    if not isinstance(value, torch.Tensor) or value.dtype in FLOAT_TYPES or value.is_complex():
+    if isinstance(value, list | tuple) and value:
+        value = next((x for x in value if _holds_floats(x)), value[0])
+    if _holds_floats(value):
         return FLOATS
     return TRUTHS if value.dtype == torch.bool else WHOLES
 
@@ -384,10 +395,15 @@ def extent_of(extents: Sequence[int]) -> int | Extent:
 
 
 def number_of(numbers: Sequence[Any]) -> Any:
-    """Return what is the same at all BATCHES; the second is of another format."""
-    if numbers[0] != numbers[2]:
+    """Return what is the same at all BATCHES; the second is of another format.
+
+    Finite ones no larger than bfloat16's: `torch.finfo(x.dtype).min` stays finite.
+    """
+    number = numbers[0]
+    if number != numbers[2]:
         raise _depends(numbers)
-    return numbers[0]
+    finite = isinstance(number, float) and math.isfinite(number)
+    return min(max(number, -LARGEST), LARGEST) if finite else number
 
 
 def _depends(values: Sequence[Any]) -> InputError:
@@ -397,12 +413,13 @@ def _depends(values: Sequence[Any]) -> InputError:
     )
 
 
-def adds_apart(node: Any) -> bool:
+def adds_apart(node: Any) -> bool | str:
     """Return whether a linear adds its bias to the rounded product, in a rounding of its own.
 
     torch adds it before the one rounding to rows of two axes, or that lie side by side in memory
     (`aten/src/ATen/native/Linear.cpp`). So does a recurrent layer, whose steps of a batch that
-    comes first do not lie so; but not an LSTM without projections, which oneDNN runs.
+    comes first do not lie so; but not an LSTM without projections, which oneDNN runs. UNCAST where
+    a cast writes them side by side: it keeps the order of axes, not parts and repetitions.
     """
     if op_of(node) not in ADDING:
         return False
@@ -412,22 +429,10 @@ def adds_apart(node: Any) -> bool:
         if len(set(states)) == 1:
             return False
         rows = rows.transpose(0, 1) if node.args[-1] else rows
-    return rows.dim() > 2 and not rows.is_contiguous() and not _is_repeated(node.args[0])
-
-
-def _is_repeated(node: Any) -> bool:
-    """Return whether a value is a parameter or an input, repeated as a view.
-
-    A cast writes these out and leaves other orders in memory as they are.
-    """
-    value = node.meta["val"]
-    if all(
-        stride or extent < 2 for stride, extent in zip(value.stride(), value.shape, strict=True)
-    ):
+    if rows.dim() < 3 or rows.is_contiguous():
         return False
-    while op_of(node).removeprefix("aten.") in VIEWS:
-        node = node.args[0]
-    return bool(node.op == "placeholder")
+    strides = [s for s, n in zip(rows.stride(), rows.shape, strict=True) if s and n > 1]
+    return UNCAST if strides == sorted(strides, reverse=True) else True
 
 
 def narrows(node: Any) -> bool:

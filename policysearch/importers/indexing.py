@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from policysearch.graph import size
-from policysearch.importers.elementwise import multiply
+from policysearch.importers.elementwise import divide, multiply
 from policysearch.importers.shapes import expand, slice_of, unsqueeze
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
-from policysearch.ops import gather, indexing, masks
+from policysearch.ops import extrema, gather, indexing, masks
 from policysearch.ops import scatter as scatter_ops
 from policysearch.ops.draws import like
 
@@ -88,11 +89,30 @@ def scatter_add(t: Tracer, x: Tensor, dim: int, numbers: Tensor, value: Tensor) 
 
 
 def scatter_reduce(
-    t: Tracer, x: Tensor, dim: int, numbers: Tensor, value: Tensor, reduce: str, **options: Any
+    t: Tracer,
+    x: Tensor,
+    dim: int,
+    numbers: Tensor,
+    value: Tensor,
+    reduce: str,
+    include_self: bool = True,
 ) -> Tensor:
-    if reduce != "sum" or options:
-        raise refuse(f"reduce {reduce!r}", "use scatter_add")
-    return scatter_add(t, x, dim, numbers, value)
+    """Return x with the sum, mean or extreme of the values at a place; and of what was there."""
+    if reduce in ("amax", "amin"):
+        attrs: dict[str, Any] = {"axis": dim % len(x.shape), "alone": not include_self}
+        attrs["smallest"] = reduce == "amin"
+        return t.emit(scatter_ops.scatter_extreme, *_values(t, x, value), numbers, **attrs)
+    if reduce not in ("sum", "mean"):
+        raise refuse(f"reduce {reduce!r}", "use sum, mean, amax or amin")
+    start = x if include_self else scatter(t, x, dim, numbers, 0.0)
+    total = scatter_add(t, start, dim, numbers, value)
+    if reduce == "sum":
+        return total
+    counts, ones = (Tensor(t.filled(1.0, y.shape), y.shape) for y in (x, value))
+    counts = counts if include_self else Tensor(t.filled(0.0, x.shape), x.shape)
+    axis: dict[str, Any] = {"axis": dim % len(x.shape), "accumulate": True}
+    counts = t.whole(scatter_ops.scatter, counts, ones, numbers, **axis)
+    return divide(t, total, t.whole(extrema.clamp, counts, minimum=1.0, maximum=math.inf))
 
 
 def index_put(

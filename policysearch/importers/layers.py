@@ -19,12 +19,12 @@ from policysearch.ops.reduce import sum_over
 
 
 def linear(
-    t: Tracer, x: Tensor, weight: Tensor, bias: Tensor | None = None, apart: bool = False
+    t: Tracer, x: Tensor, weight: Tensor, bias: Tensor | None = None, apart: bool | str = False
 ) -> Tensor:
-    """x w^T + b over the last axis of x; `apart`: the product is rounded before b is added."""
+    """x w^T + b over the last axis of x; `apart` as of the op `bias`."""
     product = t.emit_nodes(dense.matmul, t.rows(x), t.full(weight), transpose_b=True)
     if bias is not None:
-        attrs: dict[str, Any] = {"apart": True} if apart else {}
+        attrs: dict[str, Any] = {"apart": apart} if apart else {}
         product = t.emit_nodes(dense.bias, product.id, t.full(bias), **attrs)
     return t.view(product, (*x.shape[:-1], weight.shape[0]))
 

@@ -18,6 +18,8 @@ from policysearch.importers.layers import linear
 from policysearch.importers.shapes import cat, exchanged, part, select, unsqueeze
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import activations, elementwise
+from policysearch.ops.comparison import compare
+from policysearch.ops.masks import where
 from policysearch.ops.shape import reshape
 
 _sigmoid, _tanh = plain(activations.sigmoid), plain(activations.tanh)
@@ -38,7 +40,7 @@ class Weights:
     state_bias: Tensor | None = None
     projection: Tensor | None = None
 
-    def of_input(self, t: Tracer, x: Tensor, *, apart: bool = False) -> Tensor:
+    def of_input(self, t: Tracer, x: Tensor, *, apart: bool | str = False) -> Tensor:
         return linear(t, x, self.inner, self.inner_bias, apart)
 
     def of_state(self, t: Tracer, h: Tensor) -> Tensor:
@@ -77,14 +79,38 @@ def _simple_step(op: Op) -> Step:
     return step
 
 
+@dataclass(frozen=True)
+class Packed:
+    """Steps [time, batch, width] of sequences of these `lengths` [batch]; the rest is no part."""
+
+    steps: Tensor
+    lengths: Tensor
+
+    def kept(self, t: Tracer, time: int, new: States, old: States) -> States:
+        """Return the states after a step, the old ones of sequences that do not reach it."""
+        reaches = {"relation": "greater", "number": float(time)}
+        lengths = t.view(self.lengths, (*self.lengths.shape, 1))
+        there = t.whole(compare, lengths, **reaches)
+        pairs = zip(new, old, strict=True)
+        return tuple(t.emit(where, there, after, before) for after, before in pairs)
+
+
 def _over_time(
-    t: Tracer, step: Step, inner: Tensor, weights: Weights, states: States, *, backwards: bool
+    t: Tracer,
+    step: Step,
+    inner: Tensor,
+    weights: Weights,
+    states: States,
+    packed: Packed | None,
+    *,
+    back: bool,
 ) -> tuple[Tensor, States]:
     """Return h of every step [time, batch, hidden], and the last states."""
     times = range(inner.shape[0])
     outputs: dict[int, Tensor] = {}
-    for time in reversed(times) if backwards else times:
-        states = step(t, select(t, inner, 0, time), states, weights)
+    for time in reversed(times) if back else times:
+        before, states = states, step(t, select(t, inner, 0, time), states, weights)
+        states = states if packed is None else packed.kept(t, time, states, before)
         outputs[time] = states[0]
     return cat(t, [unsqueeze(t, outputs[time], 0) for time in times], 0), states
 
@@ -93,8 +119,6 @@ def _arrays(
     t: Tracer, weights: Any, ways: int, layers: int, *, biases: Any, projected: bool
 ) -> list[Weights]:
     """Return the arrays by layer and direction; torch has them one after the other."""
-    if isinstance(weights, Tensor) or isinstance(biases, tuple):
-        raise refuse("packed sequences", "give it padded ones, and a mask to what reads them")
     count = (4 if biases else 2) + projected
     if len(weights) != count * ways * layers:
         raise refuse(f"{len(weights)} arrays", f"expected {count * ways * layers}")
@@ -121,7 +145,7 @@ def _stacked(step: Step) -> Rule:
 
     def rule(
         t: Tracer,
-        x: Tensor,
+        x: Tensor | Packed,
         states: Any,
         weights: Any,
         has_biases: Any,
@@ -130,21 +154,21 @@ def _stacked(step: Step) -> Rule:
         train: bool,
         bidirectional: bool,
         batch_first: bool = False,
-        apart: bool = False,
+        apart: bool | str = False,
     ) -> tuple[Tensor, ...]:
         ways, first = 2 if bidirectional else 1, states if isinstance(states, tuple) else (states,)
         projected = len(first) == 2 and first[0].shape[-1] != first[1].shape[-1]
-        start = len(t.b.nodes)
+        start, ends = len(t.b.nodes), list[States]()
         rows = _arrays(t, weights, ways, num_layers, biases=has_biases, projected=projected)
+        x, packed = (x.steps, x) if isinstance(x, Packed) else (x, None)
         x = exchanged(t, x, 0, 1) if batch_first else x
-        ends: list[States] = []
         for layer in range(num_layers):
             outputs = []
             for way in range(ways):
                 place = layer * ways + way
                 own = tuple(select(t, state, 0, place) for state in first)
-                inner = rows[place].of_input(t, x, apart=apart and not layer)
-                steps, end = _over_time(t, step, inner, rows[place], own, backwards=way == 1)
+                inner = rows[place].of_input(t, x, apart=apart and not (layer or packed))
+                steps, end = _over_time(t, step, inner, rows[place], own, packed, back=bool(way))
                 outputs.append(steps)
                 ends.append(end)
             x = outputs[0] if ways == 1 else cat(t, outputs, 2)
@@ -186,5 +210,6 @@ RULES: Mapping[str, Rule] = MappingProxyType(
     {
         **{name: _stacked(step) for name, step in STEPS.items()},
         **{f"{name}_cell": _cell(step) for name, step in STEPS.items()},
+        "_pack_padded_sequence": lambda t, x, lengths: Packed(x, lengths),
     }
 )

@@ -9,10 +9,11 @@ from typing import Any
 from policysearch.graph import Op, size
 from policysearch.importers.elementwise import add, pair, subtract
 from policysearch.importers.program import TRUTHS
-from policysearch.importers.shapes import cast, diagonal
+from policysearch.importers.shapes import cast, diagonal, unsqueeze
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import cumulative, exponentials, extremes, moments
 from policysearch.ops.extrema import maximum, minimum
+from policysearch.ops.log_cumsum_exp import log_cumsum_exp
 from policysearch.ops.reduce import mean, sum_over
 
 Axes = int | Sequence[int] | None
@@ -132,6 +133,17 @@ def distance(
     return vector_norm(t, add(t, subtract(t, a, b), eps), p, -1, keepdim)
 
 
+def distances(t: Tracer, a: Tensor, b: Tensor, p: float = 2.0, *_: Any, **__: Any) -> Tensor:
+    """The norm of every row of a [..., n, width] less every row of b [..., m, width]: [..., n, m].
+
+    torch multiplies where there are more than 25 rows, which is as near in float32.
+    """
+    start = len(t.b.nodes)
+    result = vector_norm(t, subtract(t, unsqueeze(t, a, -2), unsqueeze(t, b, -3)), p, -1)
+    t.list_under(moments.vector_norm.name, start)
+    return result
+
+
 def running(op: Op) -> Rule:
     """Return the rule of a running sum or product."""
     return lambda t, x, dim, dtype=None: t.emit(op, cast(t, x, dtype), axis=dim % len(x.shape))
@@ -181,8 +193,10 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "norm": vector_norm,
         "frobenius_norm": lambda t, x, dim=None, keepdim=False: vector_norm(t, x, 2, dim, keepdim),
         "pairwise_distance": distance,
+        "cdist": distances,
         "cumsum": running(cumulative.cumsum),
         "cumprod": running(cumulative.cumprod),
+        "logcumsumexp": running(log_cumsum_exp),
         "prod": product,
         **dict.fromkeys(("logsumexp", "special_logsumexp"), log_sum_exp),
         "trace": lambda t, x: over(t, sum_over, diagonal(t, x)),

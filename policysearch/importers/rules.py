@@ -54,7 +54,7 @@ of these (docs/own-net.md)."""
 
 def rule_of(op: str) -> Rule | None:
     """Return the rule of an op named as in "aten.relu_", None where it has none."""
-    name = op.removeprefix("aten.")
+    name = op.rpartition(".")[2]
     return RULES.get(name) or RULES.get(name.removesuffix("_"))
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from policysearch.graph import Shape, size
-from policysearch.importers.program import TRUTHS
+from policysearch.importers.program import TRUTHS, WHOLES
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops.draws import like
 from policysearch.ops.indexing import concatenate, take_slice
 from policysearch.ops.masks import masked_fill
+from policysearch.ops.quotients import whole_number
 from policysearch.ops.reduce import broadcast_to
 from policysearch.ops.shape import flip, stop_gradient, transpose, triangle
 from policysearch.ops.shape import reshape as as_read
@@ -80,7 +81,9 @@ def expand(t: Tracer, x: Tensor, sizes: Sequence[int], implicit: bool = False) -
     lead = len(sizes) - len(x.shape)
     padded = [1] * lead + list(x.shape)
     shape = tuple(old if new == -1 else new for old, new in zip(padded, sizes, strict=True))
-    return x if shape == x.shape else t.emit(broadcast_to, x, shape=shape)
+    if shape == x.shape:
+        return x
+    return Tensor(t.emit_move(broadcast_to, t.full(x), {"shape": shape}), shape)
 
 
 def part(
@@ -176,6 +179,8 @@ def cast(t: Tracer, x: Tensor, dtype: Any, *_: Any, back: bool = False, **__: An
     """
     if dtype == TRUTHS:
         return _truths(t, x)
+    if dtype == WHOLES and not t.is_whole(x):
+        return t.whole(whole_number, x, to="trunc")
     if dtype == "float32":
         t.pinned += 1
         return t.pointwise(pinned_cast, x, **{"format": "float32", NUMBER: t.pinned})

@@ -356,8 +356,8 @@ class Reader:
             arguments, options = self._draw(nodes, arguments, dict(options))
         if op == "aten.scaled_dot_product_attention":
             arguments, options = self._attention(two, arguments, dict(options), fixed)
-        if adds_apart(two):
-            options = (*options, ("apart", True))
+        if apart := adds_apart(two):
+            options = (*options, ("apart", apart))
         if self._casts_known and narrows(nodes[1]):
             options = (*options, ("back", True))
         return arguments, options

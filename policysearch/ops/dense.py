@@ -142,5 +142,8 @@ bias = Op(
 """x + b over the feature axis: [batch, n] + [n], or [batch, channels, h, w, ...] + [channels].
 
 A b of more axes than one is broadcast to x, as in `addmm` and `baddbmm`, whose sum is that of x
-times `alpha` and b times `beta`. `apart`: the product x is rounded first, whatever the policy says.
+times `alpha` and b times `beta`. `apart`: the product x is rounded first, whatever the policy says;
+UNCAST: where no cast is between the product and what it multiplies.
 """
+
+UNCAST = "uncast"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from policysearch.graph import Attrs, Example, FloatArray, Node, Op, size
+from policysearch.graph import Attrs, Example, FloatArray, GradientRule, Node, Op, size
 from policysearch.ops.builder import Builder
 from policysearch.ops.elementwise import sum_to
 from policysearch.ops.gather import (
@@ -101,3 +102,71 @@ scatter = replace(
     pinned=(2,),
 )
 """The first input with the second along `axis` at places as of `gather`; or added, `accumulate`."""
+
+
+def _extreme(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    x, values, numbers = inputs
+    places: Any = places_of(x.shape, [numbers], attrs)
+    find, worst = (np.minimum, np.inf) if attrs.get("smallest") else (np.maximum, -np.inf)
+    result = x.copy()
+    if attrs.get("alone"):
+        result[places] = np.float32(worst)
+    find.at(result, places, _met(values, numbers))
+    return result
+
+
+def _met(values: FloatArray, numbers: FloatArray) -> FloatArray:
+    """Return the values that there are numbers for."""
+    return values[tuple(slice(extent) for extent in numbers.shape)]
+
+
+def _shares(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    """The gradient of one side: equal values share it, what was there too, as in torch.
+
+    There (`FunctionsManual.cpp`) it counts even where it is left `alone`, and has no gradient then.
+    """
+    grad, x, values, numbers, result = inputs
+    places: Any = places_of(x.shape, [numbers], attrs)
+    kept, taken = x == result, _met(values, numbers) == result[places]
+    counts = kept.astype(np.float32)
+    np.add.at(counts, places, taken.astype(np.float32))
+    share = np.divide(grad, counts, out=np.zeros_like(grad), where=counts != 0)
+    if attrs["of_values"]:
+        whole = np.zeros_like(values)
+        whole[tuple(slice(extent) for extent in numbers.shape)] = share[places] * taken
+        return whole
+    if attrs.get("alone"):
+        kept[places] = False
+    return share * kept
+
+
+extreme_shares = Op(
+    "scatter_extreme_grad",
+    lambda inputs, attrs: inputs[2 if attrs["of_values"] else 1],
+    _shares,
+    flops=lambda inputs, out, attrs: 3 * size(inputs[0]),
+    kind="reduce",
+    pinned=(3,),
+)
+
+
+def _side_gradient(of_values: bool) -> GradientRule:
+    def rule(b: Builder, node: Node, grad: int) -> int:
+        attrs = {**node.attributes, "of_values": of_values}
+        return b.emit(extreme_shares, grad, *node.inputs, node.id, attrs=attrs)
+
+    return rule
+
+
+scatter_extreme = replace(
+    scatter,
+    name="scatter_extreme",
+    forward=_extreme,
+    gradients=(_side_gradient(False), _side_gradient(True), None),
+    flops=lambda inputs, out, attrs: size(inputs[1]),
+    kind="reduce",
+)
+"""The largest of the first input and the second at places as of `gather`, or the `smallest`.
+
+`alone`: what the first holds at those places does not count.
+"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from policysearch.graph import Node
+from policysearch.ops.dense import UNCAST
 from policysearch.policy.policy import Policy
 from policysearch.policy.products import Operand, is_narrow
 from policysearch.rewrite.casting import Casting
@@ -32,7 +33,10 @@ def _product_rules(name: str, product: Made, policy: Policy) -> tuple[Conversion
     low = policy.low_precision_ops
 
     def before_bias(at: Casting, gemm: Node, bias: Node) -> int | None:
-        return None if bias.attributes.get("apart") else forward(at, gemm, "float32", True)
+        apart = bias.attributes.get("apart")
+        if apart == UNCAST:
+            apart = at.format(at.new[gemm.inputs[0]]) == at.layer(gemm).compute
+        return None if apart else forward(at, gemm, "float32", True)
 
     def alone(at: Casting, gemm: Node) -> int | None:
         return forward(at, gemm, at.layer(gemm).output, False)

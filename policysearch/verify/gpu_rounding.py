@@ -94,6 +94,8 @@ def written_out(lstm: Any) -> Any:
     """
 
     def call(x: Any, states: Any, *arguments: Any) -> Any:
+        if isinstance(states, torch.Tensor):  # packed: sizes of its steps, and it is written out
+            return lstm(x, states, *arguments)
         batch_first = arguments[-1]
         steps = x.transpose(0, 1).contiguous() if batch_first else x
         torch._C._set_mkldnn_enabled(False)
