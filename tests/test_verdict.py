@@ -228,6 +228,21 @@ def test_a_study_that_goes_on_says_what_is_left(spec: StudySpec, float32: Policy
     assert replace(found, trials=(), learned=None).verdict.kind == "undecided"
 
 
+def test_a_study_in_which_all_diverged_has_found_that_nothing_works(
+    spec: StudySpec, float32: PolicyCost
+) -> None:
+    found = results_of(spec, float32, [(3.0, 0.5, near(1e-4)), (2.0, 0.7, near(1e-3))])
+    lost = [replace(s, diverged=True) for s in found.trials[1].scores]
+    trials = (found.trials[0], *(replace(t, scores=tuple(lost)) for t in found.trials[1:]))
+    for each in (trials, trials[1:]):
+        ended = replace(found, trials=each, stopped="nothing found after 3").verdict
+        assert ended.kind == "nothing works" and str(ended).startswith("nothing works: of 3 tried")
+    going = replace(found, spec=replace(spec, study=replace(spec.study, trials=10)), trials=trials)
+    assert going.verdict.kind == "undecided" and "so far: nothing works" in str(going.verdict)
+    one = replace(found, trials=(*trials[:-1], found.trials[-1]))
+    assert one.verdict.kind != "nothing works"
+
+
 def test_float32_and_seeds_may_not_allow_a_verdict(spec: StudySpec, float32: PolicyCost) -> None:
     found = results_of(spec, float32, [(3.0, 0.5, near(1e-4))])
     lost = replace(found, float32_fault="float32 itself diverged in step 3").verdict

@@ -116,10 +116,14 @@ class Problem:
         return self.table.measure.volume(self.true, self.table.costs)
 
     def share(self, trained: list[int]) -> float:
-        """Return the share of the volume, or of `goal`, that the policies trained dominate."""
+        """Return the share of the volume, or of `goal`, that the policies trained dominate.
+
+        All of it where there is none.
+        """
         costs, measure = self.table.costs, self.table.measure
         found = measure.volume(self.true[trained], costs[trained])
-        return found / (self.goal or self.volume)
+        whole = self.goal or self.volume
+        return found / whole if whole else 1.0
 
 
 def load(name: str) -> Table:

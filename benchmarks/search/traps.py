@@ -44,6 +44,25 @@ def neighbours(rows: np.ndarray, gaps: Array, rng: np.random.Generator) -> Array
     return np.where(_low(rows)[:, at] & _low(rows)[:, at + 1], FAILED, gaps)
 
 
+def two_layers(rows: np.ndarray, gaps: Array, rng: np.random.Generator) -> Array:
+    """Two layers, anywhere in the net, fail when both are in float8."""
+    one, other = rng.permutation(PLACES)[:2].tolist()
+    return np.where(_low(rows)[:, one] & _low(rows)[:, other], FAILED, gaps)
+
+
+def beside(rows: np.ndarray, gaps: Array, rng: np.random.Generator) -> Array:
+    """bfloat16 beside float8 fails, in either order."""
+    left, right = rows[:, :-1], rows[:, 1:]
+    mixed = ((left == 1) & (right == 3)) | ((left == 3) & (right == 1))
+    return np.where(mixed.any(axis=1), FAILED, gaps)
+
+
+def misleading(rows: np.ndarray, gaps: Array, rng: np.random.Generator) -> Array:
+    """bfloat16 fails, and float8 costs as little as bfloat16 was thought to."""
+    sizes = np.exp(0.7 * rng.standard_normal(PLACES))
+    return np.where(((rows == 1) | (rows == 2)).any(axis=1), FAILED, _low(rows) @ (GAPS[1] * sizes))
+
+
 def deadly(rows: np.ndarray, gaps: Array, rng: np.random.Generator) -> Array:
     """One layer fails in whatever is not float32."""
     return np.where(rows[:, int(rng.integers(PLACES))] > 0, FAILED, gaps)
@@ -80,6 +99,10 @@ TRAPS: Mapping[str, Trap] = MappingProxyType(
         "not-monotone": not_monotone,
         "flat-price": as_it_is,
         "nothing-works": nothing_works,
+        "two-layers": two_layers,
+        "beside": beside,
+        "misleading": misleading,
+        "additive": as_it_is,
     }
 )
 

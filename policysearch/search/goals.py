@@ -73,10 +73,14 @@ class Goal:
                 for each in beliefs
             )
             return np.where(self.affordable(costs), gains, 0.0)
-        limit = math.log1p(self.gap / smallest_gap)
-        holds = sum(each.weight * ndtr((limit - each.mean) / each.sd) for each in beliefs)
+        holds = self.holds(beliefs, smallest_gap)
         better = np.maximum(best - np.log(costs[:, 0 if self.axis == "time" else 1]), 0.0)
         return np.where(self.affordable(costs), better * holds, 0.0)
+
+    def holds(self, beliefs: Sequence[Belief], smallest_gap: float) -> Array:
+        """Return how likely the gaps of policies are within the limit: [n]."""
+        limit = math.log1p(self.gap / smallest_gap)
+        return np.asarray(sum(e.weight * ndtr((limit - e.mean) / e.sd) for e in beliefs))
 
     def worst(self, costs: Array, measure: Yardstick) -> float:
         """Return a value, as in `values`, that no candidate with costs [n, 2] is beyond.

@@ -60,7 +60,7 @@ def left_of_goal(
     chances = np.zeros(len(rows))
     for each in belief.predict(rows):
         chances += each.weight * ndtr((most - each.mean) / each.sd)
-    chances *= 1.0 - failing.dead(rows, rng).mean(axis=0)
+    chances *= 1.0 - failing.chances(rows)
     chance = min(1.0, float(chances.sum()))
     kept = np.argsort(-chances, kind="stable")[:MOST]
     drawn = _drawn(belief, failing, rows[kept], small, rng)
@@ -86,8 +86,10 @@ def left_of_front(
     beliefs = belief.predict(rows)
     best = np.min([each.mean - OPTIMISTIC * each.sd for each in beliefs], axis=0)
     gains = improvements(measure.points(nats(best, small), costs), front, corner)
-    kept = np.argsort(-gains, kind="stable")[:MOST]
-    kept = kept[gains[kept] > LEAST * (volume + gains.max(initial=0.0))]
+    # What would bring most, but surely fails, keeps no other out.
+    likely = gains * (1.0 - failing.chances(rows))
+    kept = np.argsort(-likely, kind="stable")[:MOST]
+    kept = kept[gains[kept] > LEAST * volume]
     if not len(kept):
         return NOTHING
     drawn = _drawn(belief, failing, rows[kept], small, rng)

@@ -27,8 +27,8 @@ from policysearch.space.options import Decisions, Row
 
 Costs = tuple[float, float]
 
-WORST = 20.0
-"""Gaps above so many times the largest that counts are learned as that: divergence is learned."""
+WORST = 8.0
+"""A policy whose gap is above so many times the largest that counts has failed."""
 
 OUTER = 1.01
 """How much further out the corner lies that gains are measured from: at it even the best within a
@@ -36,6 +36,9 @@ gap would be worth nothing."""
 
 FINALISTS = 4
 """So many of the most promising candidates are priced exactly, where their costs are rough."""
+
+RUNGS = 2
+"""After so many failed, and nothing trained, what of the start is left comes first no more."""
 
 TIED = 1e-7
 """Of policies whose gains differ by a smaller share the first is asked for, whatever the BLAS."""
@@ -204,20 +207,42 @@ class Searcher:
         return float(gains[best]), tuple(rows[best].tolist()), (time, memory)
 
     def _hopes(self, belief: Sensitivity, rows: NDArray[np.int64], costs: Array) -> Array:
-        """Return the gains of candidates; while all that was trained failed, what is likely not to.
+        """Return the gains of candidates, times how likely they train.
 
-        Of all candidates: what promises nothing itself may say soonest that others can train.
+        While all that was trained failed, how likely they train alone, and of all candidates: what
+        promises nothing itself may say soonest that others can train.
         """
-        if not self._all_failed:
+        failed = self._failed()
+        if not failed.any():
             return self._gains(belief, rows, costs)
-        rng, failed = np.random.default_rng(len(self._gaps)), self._array(list(self._gaps))
-        failing = failures(self._decisions, failed, failed[:0], DRAWN, rng)
-        return np.asarray(1.0 - failing.dead(rows, rng).mean(axis=0))
+        told, rng = self._array(list(self._gaps)), np.random.default_rng(len(self._gaps))
+        failing = failures(self._decisions, told[failed], told[~failed], DRAWN, rng, True)
+        alive = 1.0 - failing.chances(rows)
+        if not failed.all():
+            gains = self._gains(belief, rows, costs)
+            if self._goal is None and not self._counts():
+                # The first that counts at all is worth more than how much it brings.
+                gains = (gains > 0.0) * self._within_scale(belief, rows)
+            return alive * gains
+        # A rung whose neighbours failed is tried: formats differ in range as in precision.
+        rungs = sum(row not in self._told for row, _ in self._start)
+        if rungs and len(failed) < RUNGS:
+            alive[: len(rows) - rungs] = 0.0
+        return alive
 
-    @property
-    def _all_failed(self) -> bool:
-        """Whether all that was told, and something was, has failed."""
-        return bool(self._gaps) and bool((self._known_gaps() >= self._failed_from).all())
+    def _within_scale(self, belief: Sensitivity, rows: NDArray[np.int64]) -> Array:
+        """Return how likely the gaps of policies are below the largest that counts: [n]."""
+        goal = Goal("gap", gap=self._measure.largest_gap)
+        return goal.holds(belief.predict(rows), self._measure.smallest_gap)
+
+    def _counts(self) -> bool:
+        """Whether anything that was told, and costs less than the corner, brings volume."""
+        costs = np.array([self._told[row] for row in self._gaps])
+        return self._measure.volume(self._known_gaps(), costs) > 0.0
+
+    def _failed(self) -> NDArray[np.bool_]:
+        """Return which of what was told has failed: [told]."""
+        return self._known_gaps() >= WORST * self._measure.largest_gap
 
     def _belief(self) -> Sensitivity:
         """Return what is believed, once the few that are outstanding came out as expected."""
@@ -228,14 +253,20 @@ class Searcher:
             expected = _means(belief.predict(self._array(outstanding)), self._measure.smallest_gap)
             self._expected |= zip(outstanding, expected.tolist(), strict=True)
         if 0 < len(outstanding) <= self._few:
-            rows = self._array([*known, *outstanding])
-            belief = belief.with_more(rows, self._learnable(np.concatenate([gaps, expected])))
+            trained = ~self._failed()
+            rows = self._array(known)[trained], self._array(outstanding)
+            more = np.concatenate([gaps[trained], expected])
+            belief = belief.with_more(np.concatenate(rows), more)
         return belief
 
     def _fit(self) -> Sensitivity:
-        """Return what is believed after what was told; fitted once."""
+        """Return what is believed after what was told; fitted once.
+
+        What failed says of the gaps of others nothing: see `failures`.
+        """
         if self._fitted is None:
-            rows, gaps = self._array(list(self._gaps)), self._learnable(self._known_gaps())
+            trained = ~self._failed()
+            rows, gaps = self._array(list(self._gaps))[trained], self._known_gaps()[trained]
             scale = self._measure.smallest_gap, self._measure.largest_gap
             self._fitted = Sensitivity(self._decisions, rows, gaps, *scale, self._hints)
         return self._fitted
@@ -254,7 +285,7 @@ class Searcher:
         """
         rng = np.random.default_rng(len(self._gaps))
         told, gaps, measure = self._array(list(self._gaps)), self._known_gaps(), self._measure
-        failed = gaps >= self._failed_from
+        failed = self._failed()
         scale = measure.smallest_gap, measure.largest_gap, self._hints, WIDE
         belief = Sensitivity(self._decisions, told[~failed], gaps[~failed], *scale)
         failing = failures(self._decisions, told[failed], told[~failed], DRAWN, rng)
@@ -291,13 +322,6 @@ class Searcher:
         costs = np.array([self._told[row] for row in rows]).reshape(len(rows), 2)
         points = self._measure.points(np.array(list(self._expected.values())), costs)
         return [rows[i] for i in places_of_front(points)]
-
-    def _learnable(self, gaps: Array) -> Array:
-        return np.minimum(gaps, self._failed_from)
-
-    @property
-    def _failed_from(self) -> float:
-        return WORST * self._measure.largest_gap
 
     def _array(self, rows: Sequence[Row]) -> NDArray[np.int64]:
         width = len(self._decisions.places) + len(self._decisions.modifiers)

@@ -23,6 +23,7 @@ HEADS = {
     "keep": "Keep what you run: {2}",
     "not learned": "float32 has not learned here",
     "cannot rank": "These seeds cannot rank the policies",
+    "nothing works": "Nothing works: keep float32",
     "undecided": "Not decided yet",
 }
 """The headline by the kind of the verdict: of {0} trial, {1} its formats, {2} its name."""

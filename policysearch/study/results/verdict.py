@@ -20,6 +20,7 @@ Kind = Literal[
     "at a cost",
     "not learned",
     "cannot rank",
+    "nothing works",
     "undecided",
     "trains",
     "trains, but",
@@ -174,9 +175,8 @@ def _found(results: Evidence) -> Verdict:
         return Verdict("not learned", fault if fault.startswith(said) else f"{said}: {fault}")
     if results.cannot_rank:
         return Verdict("cannot rank", f"the seeds cannot rank these: {results.cannot_rank}")
-    if not results.front:
-        lost = sum(trial.diverged for trial in results.trials) + len(results.failed)
-        return Verdict("undecided", f"nothing trained to its end ({lost} diverged or failed)")
+    if not results.front or _all_lost(results):
+        return _nothing(results)
     rival, over, note = _rival(results)
     others = [
         (each, _over(results, each, rival, over), _beside(results, each, rival))
@@ -205,6 +205,25 @@ def _found(results: Evidence) -> Verdict:
         text = f"{text}{share}; {_later(results, trial)}; otherwise keep {_called(over)}"
         return _verdict("at a cost", text + note, results, trial, speed, lost_by)
     return _keep(results, rival, over, note, others)
+
+
+def _tried(results: Evidence) -> list[Trial]:
+    return [trial for trial in results.trials if FLOAT32 not in trial.presets]
+
+
+def _all_lost(results: Evidence) -> bool:
+    """Return whether something but float32 was tried, and none of it trained to its end."""
+    tried = _tried(results)
+    return bool(tried or results.failed) and all(trial.diverged for trial in tried)
+
+
+def _nothing(results: Evidence) -> Verdict:
+    """Return that nothing trained, or that nothing was tried."""
+    if not _all_lost(results):
+        return Verdict("undecided", "nothing was trained to its end")
+    count = len(_tried(results)) + len(results.failed)
+    text = f"nothing works: of {count} tried beside float32 all diverged or failed; keep float32"
+    return Verdict("nothing works", text)
 
 
 def _doubt(results: Evidence, trial: Trial) -> str:
