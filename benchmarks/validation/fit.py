@@ -69,7 +69,7 @@ TIMES_WEIGHT = 0.4
 """Weight of the error of a step time against that of a speedup: rates and elementwise costs make up
 for each other in speedups, and not in times."""
 
-CLOSE = 1e-4
+CLOSE = 1e-5
 """Relative change of the loss, or of the constants, at which a fit ends."""
 
 
