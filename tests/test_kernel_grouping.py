@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from policysearch.cost import kernels
-from policysearch.cost.kernels import ACCUMULATOR, FUSIONS, MERGED, fuse, kernels_of
+from policysearch.cost.kernels import ACCUMULATOR, CELL, FUSIONS, MERGED, fuse, kernels_of
 from policysearch.cost.stacks import STACKS, Stack
 from policysearch.graph import Graph
 from policysearch.ops.builder import Builder
@@ -147,7 +147,7 @@ def test_every_join_is_a_kernel_less_and_is_counted(stack: Stack) -> None:
         nodes = sum(len(kernel.nodes) for kernel in made.kernels)
         assert nodes - sum(count for _, count in made.by_rule) == len(made.kernels)
         seen |= {rule for rule, count in made.by_rule if count}
-    never = {ACCUMULATOR, "bias into its product", "else into a product"}
+    never = {ACCUMULATOR, CELL, "bias into its product", "else into a product"}
     never |= {row.name for row in FUSIONS if row.allows == "norm_fusion"}  # no stack's by default
     everything = {rule for rule, _ in made.by_rule} - never
     if stack is STACKS["mindspore.graph"]:

@@ -57,10 +57,10 @@ def test_held_out_families_and_devices_are_within_what_is_printed(known: Known) 
 @pytest.mark.parametrize(
     ("place", "figure", "bar"),
     [
-        pytest.param(0, "mean", 0.125, marks=pytest.mark.xfail(reason="0.144, the bar is 0.125")),
-        pytest.param(1, "mean", 0.12, marks=pytest.mark.xfail(reason="0.143, the bar is 0.12")),
-        pytest.param(0, "p90", 0.27, marks=pytest.mark.xfail(reason="0.299, the bar is 0.27")),
-        pytest.param(1, "p90", 0.27, marks=pytest.mark.xfail(reason="0.296, the bar is 0.27")),
+        pytest.param(0, "mean", 0.125, marks=pytest.mark.xfail(reason="0.136, the bar is 0.125")),
+        pytest.param(1, "mean", 0.12, marks=pytest.mark.xfail(reason="0.135, the bar is 0.12")),
+        pytest.param(0, "p90", 0.27, marks=pytest.mark.xfail(reason="0.303, the bar is 0.27")),
+        pytest.param(1, "p90", 0.27, marks=pytest.mark.xfail(reason="0.287, the bar is 0.27")),
     ],
 )
 def test_errors_are_within_the_bars(known: Known, place: int, figure: str, bar: float) -> None:
@@ -71,8 +71,8 @@ def test_errors_are_within_the_bars(known: Known, place: int, figure: str, bar: 
 @pytest.mark.parametrize(
     "place",
     [
-        pytest.param(0, marks=pytest.mark.xfail(reason="0.835, the bar is 0.9")),
-        pytest.param(1, marks=pytest.mark.xfail(reason="0.853, the bar is 0.9")),
+        pytest.param(0, marks=pytest.mark.xfail(reason="0.865, the bar is 0.9")),
+        pytest.param(1, marks=pytest.mark.xfail(reason="0.871, the bar is 0.9")),
     ],
 )
 def test_speedups_are_in_the_published_order(known: Known, place: int) -> None:
@@ -102,11 +102,7 @@ def test_what_is_fitted_is_what_policies_are_priced_with(known: Known) -> None:
 def test_no_group_has_seen_its_rows(known: Known) -> None:
     assert set(known.fits) == set(known.steps.families)
     assert set(known.device_fits) == set(known.steps.devices)
-    # families that came after the fit, which had seen none of their rows
-    late = {name for name, constants in known.fits.items() if constants == known.constants}
-    assert late == {"ssd", "waveglow"}
-    own = [constants for name, constants in known.fits.items() if name not in late]
-    fits = [known.constants, *own, *known.device_fits.values()]
+    fits = [known.constants, *known.fits.values(), *known.device_fits.values()]
     assert len(set(fits)) == len(fits)
 
 

@@ -90,7 +90,7 @@ SIZES = [
     ("RTX 4090", "single GPU", 5),
     ("RTX 4090", "DP=4 (llmq, flags may shard)", 6),
 ]
-LARGEST_ERRORS = {0: 0.090, 3: 0.080, 4: 0.110}
+LARGEST_ERRORS = {0: 0.120, 3: 0.110, 4: 0.130}
 """By place in the table of decoders, of those that are off by more than 0.07."""
 
 NEAR = [

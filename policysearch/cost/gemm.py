@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -199,6 +199,11 @@ class Product:
     format: str
     widened: Sequence[Node]
     rate: float
+
+    def over(self, times: int) -> Product:
+        """Return the product that contracts the operands of so many alike at once."""
+        deeper = replace(self.extents, depth=times * self.extents.depth)
+        return replace(self, extents=deeper, flops=times * self.flops)
 
 
 def product_of(graph: Graph, node: Node, device: Device) -> Product:

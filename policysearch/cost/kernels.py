@@ -6,8 +6,8 @@ nodes in their order then groups them, as compilers of graphs do (greedy, produc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from policysearch.cost.memory import storage_of
@@ -26,7 +26,9 @@ OF_GRADIENTS = ("all_finite", "global_norm", "amax")
 
 ACCUMULATOR = "value in an accumulator"
 MERGED = "kernel of an update into another"
-"""What else brings nodes into one kernel: `Node.fused`, and stacks with a fused optimizer."""
+CELL = "op of a recurrent cell"
+"""What else brings nodes into one kernel: `Node.fused`, stacks with a fused optimizer, and the
+libraries of recurrent layers."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,17 @@ micro-batches (autograd's, outside what is compiled); what reads a reduction wai
 class Fusing:
     """The rules of one stack: which of them lets a node join, and how many each has let."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack, recurrent: Collection[str] = ()) -> None:
         self.stack = stack
-        self.counts = dict.fromkeys((ACCUMULATOR, *(row.name for row in FUSIONS), MERGED), 0)
+        self.recurrent = recurrent
+        names = (ACCUMULATOR, CELL, *(row.name for row in FUSIONS), MERGED)
+        self.counts = dict.fromkeys(names, 0)
         self._rules: dict[tuple[object, ...], str] = {}
 
     def rule(self, joins: Node, place: int, lead: Node) -> str:
         """Return the rule by which a node joins the kernel of its input `place`; "" for none."""
+        if joins.layer == lead.layer and joins.layer in self.recurrent and _in_cell(joins, lead):
+            return CELL
         marks = joins.attrs if joins.op.name == "bias" else ()  # of others no rule reads them
         key = joins.op, marks, joins.role, place, lead.op, lead.role
         if key not in self._rules:
@@ -102,6 +108,14 @@ class Fusing:
             and not (row.optional and not getattr(self.stack, row.allows))
         )
         return row.name if row.allows and getattr(self.stack, row.allows) else ""
+
+
+def _in_cell(joins: Node, lead: Node) -> bool:
+    """Return whether both are elementwise ops of one direction."""
+    return (
+        all(n.op.kind == "elementwise" and n.op.pointwise for n in (joins, lead))
+        and PHASES[joins.role] == PHASES[lead.role] < PHASES["update"]
+    )
 
 
 @dataclass(frozen=True)
@@ -138,15 +152,17 @@ def kernels_of(graph: Graph, stack: Stack) -> tuple[Kernel, ...]:
     return fuse(graph, stack).kernels
 
 
-def fuse(graph: Graph, stack: Stack) -> Fused:
+def fuse(graph: Graph, stack: Stack, recurrent: Collection[str] = ()) -> Fused:
     """Return the kernels of one step in the order of their first nodes.
+
+    `recurrent` names the layers of cells that a library runs, see `joined.Joined`.
 
     A node joins the kernel of one of its inputs where a rule of the stack fuses the two, both work
     on the same number of elements, and nothing between them has to run first. A node marked
     `fused` always runs in the kernel of its reader. Nothing is fused across the finite check: the
     update waits for its verdict.
     """
-    grouping = _Grouping(graph, stack)
+    grouping = _Grouping(graph, stack, recurrent)
     for node in graph.nodes:
         if node.op.kind != "source" and grouping.root[node.id] == node.id:
             grouping.place(node)
@@ -167,10 +183,10 @@ class _Grouping:
     that is one "and", whatever the depth of the net.
     """
 
-    def __init__(self, graph: Graph, stack: Stack) -> None:
+    def __init__(self, graph: Graph, stack: Stack, recurrent: Collection[str]) -> None:
         self.graph = graph
         self.stack = stack
-        self.fusing = Fusing(stack)
+        self.fusing = Fusing(stack, recurrent)
         self.root = storage_of(graph)
         self.read = [tuple([self.root[i] for i in node.inputs]) for node in graph.nodes]
         self.home = [-1] * len(graph.nodes)
@@ -338,22 +354,41 @@ class _Grouping:
         outputs = [i for _, i in self.graph.outputs if self.graph.nodes[i].role != "update"]
         stored = {self.root[i] for i in outputs}
         stored |= {self.root[new] for _, new in self.graph.updates}
-        reads: list[dict[int, None]] = [{} for _ in self.members]
+        reads: list[dict[int, dict[int, int]]] = [{} for _ in self.members]
         for node in self.graph.nodes:
             k = self.home[node.id]
             if k < 0 or node.id in self.free_reads:
                 continue
-            for i in self.inputs(node):
+            for i, given in zip(self.inputs(node), node.inputs, strict=True):
                 if self.home[i] != k:
-                    reads[k][i] = None
+                    view, elements = self.viewed(given)
+                    reads[k].setdefault(i, {})[view] = elements
                     stored.add(i)
         rows = []
         for nodes, lead, read in zip(self.members, self.leads, reads, strict=True):
             if nodes:
                 writes = tuple(n for n in nodes if n.id in stored)
-                inputs = tuple(self.graph.nodes[i] for i in read)
+                inputs = tuple(self.part(i, sum(views.values())) for i, views in read.items())
                 rows.append(Kernel(tuple(nodes), lead, inputs, writes))
         return tuple(rows)
+
+    def viewed(self, i: int) -> tuple[int, int]:
+        """Return the view, and its elements, that is read of what holds the value of node `i`.
+
+        It is the smallest of the views between the two: of a tensor that was cut, the part.
+        """
+        nodes, root = self.graph.nodes, self.root[i]
+        view, elements = root, size(nodes[root].shape)
+        while i != root:
+            if size(nodes[i].shape) < elements:
+                view, elements = i, size(nodes[i].shape)
+            i = nodes[i].inputs[0]
+        return view, elements
+
+    def part(self, i: int, elements: int) -> Node:
+        """Return the node that holds a value with the shape of what is read of it."""
+        node = self.graph.nodes[i]
+        return node if elements >= size(node.shape) else replace(node, shape=(elements,))
 
 
 def _lead(first: Node, other: Node) -> Node:

@@ -98,23 +98,23 @@ class Constants:
 
 
 FITTED = Constants(
-    product_share=0.9989,
-    convolution_share=1.0,
-    tfloat32_share=0.763,
-    older_share=0.7963,
-    pipeline_depth=216.5,
-    plain_share=0.8396,
-    plain_convolution_share=0.7418,
-    winograd_gain=2.166,
-    bandwidth_share=0.95,
-    elementwise=6.327,
-    norm=26.31,
-    reduction=105.0,
-    movement=25.53,
-    update=11.58,
-    kernel_seconds=4.989e-06,
-    launch_factor=2.742,
-    step_seconds=0.009218,
+    product_share=0.8277,
+    convolution_share=0.9779,
+    tfloat32_share=0.8184,
+    older_share=0.8422,
+    pipeline_depth=69.16,
+    plain_share=0.8907,
+    plain_convolution_share=0.7561,
+    winograd_gain=2.188,
+    bandwidth_share=0.875,
+    elementwise=37.63,
+    norm=9.1,
+    reduction=10.55,
+    movement=28.52,
+    update=12.19,
+    kernel_seconds=5e-06,
+    launch_factor=2.915,
+    step_seconds=0.009533,
 )
 """What `python -m benchmarks.validation --fit` fits to all rows that come with the package."""
 
@@ -249,12 +249,12 @@ def kernel_seconds(load: Load, c: Constants) -> Seconds:
     # the utilisation of a product counts PIPELINE_DEPTH already
     filled = 1 - (c.pipeline_depth - PIPELINE_DEPTH) / (load.depth + c.pipeline_depth)
     matrix = load.matrix_flops / (load.achieved * np.minimum(share * filled, HIGHEST_SHARE))
-    convolving = np.where(load.convolution > 0, c.plain_convolution_share, c.plain_share)
     gain = np.where(load.winograd > 0, c.winograd_gain, 1.0)
-    plain_share = np.where(load.depthwise > 0, DEPTHWISE_SHARE, convolving * gain)
+    share = np.where(load.convolution > 0, c.plain_convolution_share, c.plain_share)
+    share = np.where(load.depthwise > 0, DEPTHWISE_SHARE, share)
     # a multiply-add is two FLOPs, and is issued with address and loop instructions
     issued = 2 * load.issue_rate / ISSUES_PER_MULTIPLY_ADD
-    plain = load.plain_flops / (np.minimum(load.plain_peak, issued) * plain_share)
+    plain = load.plain_flops / (np.minimum(load.plain_peak * share, issued) * gain)
     bandwidth = load.bandwidth * c.bandwidth_share
     rate = load.issue_rate / c.instructions(load.kind.astype(np.intp))
     traffic, element = load.bytes / bandwidth, load.elements / rate

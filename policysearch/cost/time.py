@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from policysearch.cost.devices import Device
 from policysearch.cost.gemm import flops_of, is_convolution, product_of
-from policysearch.cost.kernels import Kernel, kernels_of
+from policysearch.cost.joined import Joined, joined
+from policysearch.cost.kernels import PHASES, Kernel, fuse
 from policysearch.cost.memory import node_bytes, traffic
 from policysearch.cost.roofline import (
     BOUNDS,
@@ -45,6 +47,7 @@ _OPS_OF: Mapping[PassKind, tuple[str, ...]] = {
         *("bias_grad", "softmax", "softmax_grad", "log_softmax", "log_softmax_grad"),
         *("sum_to", "mean", "sum", "token_cross_entropy", "token_cross_entropy_grad"),
         "embedding_grad",
+        *("amax", "mx_scale", "mx_rceil_scale", "nvfp4_scale", "block_cast", "dequantise"),
     ),
     "movement": (
         *("transpose", "concatenate", "slice", "slice_grad", "embedding", "index", "cast"),
@@ -156,16 +159,43 @@ def step_time(
 
 def parts_of(graph: Graph, device: Device, stack: Stack) -> list[Part]:
     """Return what a step asks of a device, kernel by kernel."""
-    kernels = kernels_of(graph, stack)
+    one = joined(graph)
+    steps = one.steps(graph)
+    kernels = fuse(graph, stack, steps).kernels
     if not stack.elementwise_fusion:  # a compiler writes a value where its reader wants it
         kernels += copies_of(graph, kernels)
     read = {i for node in graph.nodes for i in node.inputs}
-    return [
-        part
+    kept = [
+        kernel
         for kernel in kernels
         if not all(n.op.name in STATISTICS and n.id in read for n in kernel.nodes)
-        for part in _parts(graph, kernel, device, stack)
+        and not all(_is_within(n, one, steps) for n in kernel.nodes)
     ]
+    cells = Counter(_cell(kernel, steps) for kernel in kept)
+    return [
+        _launched(part, steps[layer] / cells[layer, phase]) if layer else part
+        for kernel in kept
+        for layer, phase in (_cell(kernel, steps),)
+        for part in _parts(graph, kernel, device, stack, one)
+    ]
+
+
+def _is_within(node: Node, one: Joined, steps: Collection[str]) -> bool:
+    """Return whether a node asks for nothing: cells write the parts of their gates in place."""
+    return node.id in one.free or (node.id in one.placed and node.layer in steps)
+
+
+def _cell(kernel: Kernel, steps: Collection[str]) -> tuple[str, int]:
+    """Return the layer whose cells a kernel is of, "" for none, and its phase."""
+    node = kernel.lead
+    inside = node.layer in steps and node.op.kind == "elementwise" and node.role != "update"
+    return (node.layer if inside else "", PHASES[node.role])
+
+
+def _launched(part: Part, launches: float) -> Part:
+    """Return a part of cells that are one kernel a step, as a share of that."""
+    work = dataclasses.replace(part.work, launches=min(1.0, launches))
+    return dataclasses.replace(part, work=work)
 
 
 def copies_of(graph: Graph, kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
@@ -271,18 +301,22 @@ def drawn_operations(node: Node) -> int:
     return DRAW_OPERATIONS * size(node.shape) * (drawn and node.format != "float32")
 
 
-def _parts(graph: Graph, kernel: Kernel, device: Device, stack: Stack) -> Iterator[Part]:
+def _parts(
+    graph: Graph, kernel: Kernel, device: Device, stack: Stack, one: Joined
+) -> Iterator[Part]:
     """Yield the work of a kernel behind the conversions of its operands."""
-    node = kernel.lead
-    bytes, elements = traffic((*kernel.reads, *kernel.writes))
+    node, repeats = kernel.lead, one.repeats.get(kernel.lead.id, 1)
+    placed = kernel.nodes == (node,) and node.id in one.placed
+    bytes, elements = traffic(2 * kernel.reads if placed else (*kernel.reads, *kernel.writes))
     if node.op.kind != "gemm":
         bytes -= _unread_bytes(graph, kernel)
         flops = sum([flops_of(graph, n) + drawn_operations(n) for n in kernel.nodes])
         kind = "update" if node.role == "update" else KINDS_OF.get(node.op.name, "elementwise")
-        work = Work(bytes, elements, flops, kind=kind)
+        work = Work(repeats * bytes, repeats * elements, repeats * flops, kind=kind)
         yield Part(kernel, work, node.format, node.op.name, kernel.only_casts)
         return
-    product = product_of(graph, node, device)
+    product = product_of(graph, node, device).over(repeats)
+    bytes = repeats * bytes - (repeats - 1) * node_bytes(node)
     runs = product.format
     for x in product.widened:
         # a pass of its own writes what the product then reads instead

@@ -177,5 +177,6 @@ class Layers:
         `fresh`: the tensor was made just before.
         """
         if launches:
-            work = Work(bytes * elements, 3 * elements, launches=launches, fresh=fresh)
+            moved = bytes * elements, 3 * elements
+            work = Work(*moved, launches=launches, fresh=fresh, kind="reduction")
             self.works.append(replace(work, count=self.times))

@@ -71,8 +71,8 @@ def channels_last(stack: Stack) -> Stack:
 
 
 def compiled(pair: Pair) -> Pair:
-    """Return the pair with chains of elementwise ops compiled into kernels."""
-    return pair.changed(elementwise_fusion=True)
+    """Return the pair with chains of elementwise ops and casts compiled into kernels."""
+    return pair.changed(elementwise_fusion=True, cast_fusion=True)
 
 
 def pair_named(framework: str, notes: tuple[str, ...] = ()) -> Pair:
