@@ -2,7 +2,7 @@
 # environment in .venv and are quick when repeated.
 .DEFAULT_GOAL := front
 .DELETE_ON_ERROR:
-.PHONY: front test docs site reference lint slow browser peers cuda mindspore bench mutants faults $(FAULTS:%=faults-%) clean
+.PHONY: front test docs figures site reference lint slow browser peers cuda mindspore bench mutants faults $(FAULTS:%=faults-%) clean
 
 PYTHON ?= python3
 STUDY ?= studies/lenet5-digits.toml
@@ -32,6 +32,10 @@ docs: .venv/package.stamp
 	$(BIN)/python -m policysearch.commands.registry > docs/commands.md
 	$(BIN)/python -m policysearch.importers.rules > docs/supported-ops.md
 	$(BIN)/python -m policysearch.report.target_pages docs
+
+# README's picture and the numbers of its verdict, from the study; four minutes.
+figures: .venv/package.stamp
+	$(BIN)/python -m benchmarks.figures
 
 # The manual as a site, in build/site/index.html; a broken link or name fails.
 site: .venv/docs.stamp
