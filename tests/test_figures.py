@@ -36,4 +36,7 @@ def test_readme_says_the_numbers_of_the_verdict() -> None:
     assert list(speeds) == [f"{number:.2f}" for number in recorded]
     (gap,) = re.findall(r"Its gap \(([\de.-]+) nats\)", text)
     assert float(gap) == pytest.approx(abs(verdict["loss_gap"]), rel=0.5)
+    for page in ("questions", "reading"):
+        said = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+        assert "modeled {1} to {2}".format(*speeds) in " ".join(said.replace("\n>", " ").split())
     assert ("may be no faster" in text) == (verdict["speedup_low"] < 1.0)
