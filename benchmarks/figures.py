@@ -2,10 +2,10 @@
 
     python -m benchmarks.figures
 
-Runs studies/lenet5-digits.toml (four minutes on two cores), draws docs/lenet5-digits-speedup.png and
-writes docs/figures.json: the day, the verdict, the policy that it takes beside the baseline, and
-digests of what it was made from. tests/test_figures.py is red where one of these has changed since,
-where today's prices are others, or where README says another number.
+Runs studies/lenet5-digits.toml (four minutes on two cores), draws docs/lenet5-digits-speedup.png
+and writes docs/figures.json: the day, the verdict, the policy that it takes beside the baseline,
+and digests of what it was made from. tests/test_figures.py is red where one of these has changed
+since, where today's prices are others, or where README says another number.
 """
 
 from __future__ import annotations

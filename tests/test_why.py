@@ -137,12 +137,15 @@ def test_it_names_what_the_exhaustive_table_names(
 def test_a_dominated_policy_has_a_better_neighbour(
     spec: StudySpec, space: Space, storage: Path, every: Results
 ) -> None:
-    """float16 throughout takes less time, without casts, and has less of a gap."""
+    """float16 throughout takes less time, without casts, and has less of a gap.
+
+    So has float32 in that layer, which reads a float32 input: bfloat16 beside float16 casts most.
+    """
     half = {f"format.{g.name}": "float16" for g in space.groups}
     policy = space.policy(half | {"format.fc1": "bfloat16"})
     found = why(spec, storage, policy, "fc1", processes=0)
     said = {each.neighbour.format: each.verdict for each in found.tried}
-    assert said == {"float16": "better", "float32": "trade", "float8_e4m3fn": "worse"}
+    assert said == {"float16": "better", "float32": "better", "float8_e4m3fn": "worse"}
     gaps = {each.neighbour.format: each.trial.loss_gap for each in found.tried}  # type: ignore[union-attr]
     assert gaps["float16"] - found.trial.loss_gap == pytest.approx(-63e-5)  # type: ignore[union-attr]
 

@@ -21,6 +21,7 @@ from policysearch.export.targets import target_named
 from policysearch.nn.model import Model
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.train.feeding import batch_order
 from policysearch.train.run import Run
 from policysearch.train.step import SMALLEST_BATCH, trace_forward
 from policysearch.train.tasks import Task
@@ -215,6 +216,7 @@ def verify(
     exported now where there is none. Raises InputError where the target cannot run.
     """
     task, dataset = task.with_steps(steps), task.load_dataset()
+    batch_order(task, dataset, seed)  # a batch that the data has not is refused before torch starts
     model, exporter = task.build_model(dataset), target_named(one_of("verify target", target, RUN))
     running = _on_place(exporter.runs(policy, model), place)
     result = trained_in_torch(policy, task, model, seed, place, text)
