@@ -55,7 +55,7 @@ def test_the_command_prints_every_change(capsys: pytest.CaptureFixture[str]) -> 
     assert len(plus) - len(minus) == len(after) - len(before)
     assert set(plus) >= set(after) - set(before)
     assert re.search(
-        r"modeled time 1\.000 to \d\.\d{3} \(times 0\.79 to 1\.21\), "
+        r"modeled time 1\.000 to \d\.\d{3} \(times 0\.\d\d to 1\.\d\d\), "
         r"peak [\d.]+ to [\d.]+ MiB",
         text,
     )

@@ -216,7 +216,6 @@ def verify(
     exported now where there is none. Raises InputError where the target cannot run.
     """
     task, dataset = task.with_steps(steps), task.load_dataset()
-    batch_order(task, dataset, seed)  # a batch that the data has not is refused before torch starts
     model, exporter = task.build_model(dataset), target_named(one_of("verify target", target, RUN))
     running = _on_place(exporter.runs(policy, model), place)
     result = trained_in_torch(policy, task, model, seed, place, text)
@@ -310,7 +309,9 @@ def trained_in_torch(
 
     Where it `keeps` them, "values" are those before each step and after the last, by name.
     """
-    task.build_optimizer().in_torch()  # refused before a process starts
+    # both are refused before a process starts
+    task.build_optimizer().in_torch()
+    batch_order(task, task.load_dataset(), seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / FILE).write_text(text or target_named("torch").export(policy, model))
