@@ -114,7 +114,6 @@ HOSTILE: dict[str, Forward] = {
     ).dequantize(),
     "a spectrum": lambda net, x: torch.fft.fft(net.fc(x)).abs(),
     "a gradient inside": lambda net, x: torch.autograd.grad(net.fc(x).sum(), net.fc.weight)[0],
-    "floats as whole numbers": lambda net, x: net.fc(x) * net.fc(x).long(),
 }
 
 

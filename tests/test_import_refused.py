@@ -61,10 +61,6 @@ REFUSED: dict[str, tuple[Function, str]] = {
         lambda x: x * random.random(),
         r"mul: 0\.\d+ with 2 examples, .* random",
     ),
-    "rounding to whole": (
-        lambda x: x.long() * x,
-        r"to: whole numbers made of floats; give",
-    ),
     "a format of one's own": (lambda x: x.half().float(), r"a cast to torch.float16; leave it out"),
     "counted rows": (
         lambda x: F.embedding(torch.arange(6) % 4, x[0], scale_grad_by_freq=True) * x[:, :1],

@@ -16,6 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from policysearch.data.datasets import Dataset
 from policysearch.nn.model import Model
+from policysearch.optimizers.optimizer import rules
 from policysearch.policy.policy import Policy
 from policysearch.train.feeding import batch_order, initial_parameters
 from policysearch.train.tasks import Task
@@ -30,6 +31,8 @@ Values = Mapping[str, Array]
 
 LEAST_MOVE, LEAST_LOSS = 1e-5, 5e-5
 """Distances of a move, as a share of it, and of a loss in nats, below which two steps are one."""
+TURNED_BIT = 2.0**-8
+"""How far one turned bit takes a move that bfloat16 products make, as those of Muon do."""
 BEYOND = 3.0
 """A single move further apart than so many of the emulator's own is the target's doing."""
 
@@ -110,7 +113,20 @@ def forced_steps(
             there = {n: values[step + 1][n] - values[step][n] for n in names}
             rows.append(_row(taken, there, steps[step][0], alike))
     losses, own_losses, moves, own_moves = map(np.array, zip(*rows, strict=True))
+    own_moves = np.maximum(own_moves, _least_own(task, model, names))
     return ForcedSteps(names, losses, moves, own_losses, own_moves, tuple(skips))
+
+
+def _least_own(task: Task, model: Model, names: Sequence[str]) -> Array:
+    """Return how far a bit that the draws need not turn takes the moves of parameters: [names].
+
+    Zero where no optimizer of the task makes its moves by products in bfloat16.
+    """
+    kinds = {task.optimizer, *(group.optimizer for group in task.groups if group.optimizer)}
+    made = [rules()[kind].products for kind in sorted(kinds)]
+    shapes = {spec.name: spec.shape for spec in model.parameters()}
+    low = [len(shapes[n]) == 2 and any(products(shapes[n]) for products in made) for n in names]
+    return np.where(low, TURNED_BIT, 0.0)
 
 
 Taken = tuple[float, bool, dict[str, Array]]
