@@ -8,7 +8,6 @@ Engine's `LogTensorStats` and `LogFp8TensorStats` give it amax and the share of 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from policysearch.diagnose.log import (
 )
 from policysearch.files import read_text
 from policysearch.formats import Format, format_named
-from policysearch.values import InputError, shown
+from policysearch.values import InputError, json_value, shown
 
 EXPECTED_DUMP = "a dump.json of msprobe's task statistics"
 
@@ -143,10 +142,7 @@ def _dump_readings(file: Path) -> Iterator[tuple[_Place, float]]:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    try:
-        plain = json.loads(read_text(file, EXPECTED_DUMP, LONGEST_MIB))
-    except (ValueError, RecursionError):
-        raise InputError(f"{file}: not JSON; expected {EXPECTED_DUMP}") from None
+    plain = json_value(read_text(file, EXPECTED_DUMP, LONGEST_MIB), str(file), EXPECTED_DUMP)
     if not isinstance(plain, dict):
         raise InputError(f"{file}: {shown(plain)}; expected {EXPECTED_DUMP}")
     return plain
@@ -167,8 +163,7 @@ def _place(name: str, parents: dict[str, Any], step: int) -> _Place | None:
 
 def _tensors(row: Any) -> Iterator[dict[str, Any]]:
     """Yield the tensors that a call gives; gradients of parameters stand by their names."""
-    given = row.get("output", row) if isinstance(row, dict) else []
-    stack = [given]
+    stack = [row.get("output", row) if isinstance(row, dict) else []]
     while stack:
         part = stack.pop()
         if isinstance(part, dict) and "Max" in part:
@@ -226,10 +221,10 @@ def _engine_log(text: str, format: str) -> Recording:
         for finding in _engine_line(match, fmt):
             key = finding.kind, finding.direction, finding.layer, finding.op
             first.setdefault(key, finding)
-    looked = sorted(statistics & {*LARGEST, *LOST})
+    telling = sorted(statistics & {*LARGEST, *LOST})
     nothing = (
-        f"nothing lost in {' and '.join(looked)} as logged; all else is not in this log"
-        if looked
+        f"nothing lost in {' and '.join(telling)} as logged; all else is not in this log"
+        if telling
         else f"cannot tell: none of {', '.join((*LARGEST, *LOST))} was logged"
     )
     rows = sorted(first.values(), key=lambda f: (f.kind == "underflow", f.step))

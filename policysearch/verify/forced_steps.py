@@ -16,12 +16,11 @@ from threadpoolctl import threadpool_limits
 
 from policysearch.data.datasets import Dataset
 from policysearch.nn.model import Model
-from policysearch.optimizers.optimizer import rules
 from policysearch.policy.policy import Policy
 from policysearch.train.feeding import batch_order, initial_parameters
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer
-from policysearch.verify.jittered_runs import BORDER, JITTER, Array, gaps
+from policysearch.verify.jittered_runs import BORDER, Array, gaps, jitter_of
 
 FORCED_DRAWS = 4
 """Of every step; they are taken together, over all steps, so that few of each will do."""
@@ -31,8 +30,6 @@ Values = Mapping[str, Array]
 
 LEAST_MOVE, LEAST_LOSS = 1e-5, 5e-5
 """Distances of a move, as a share of it, and of a loss in nats, below which two steps are one."""
-TURNED_BIT = 2.0**-8
-"""How far one turned bit takes a move that bfloat16 products make, as those of Muon do."""
 BEYOND = 3.0
 """A single move further apart than so many of the emulator's own is the target's doing."""
 
@@ -98,11 +95,15 @@ def forced_steps(
     for trainer in trainers:
         trainer.load(initial_parameters(model, seed))
     inputs, labels = dataset.train
+    jitter = jitter_of(task, model)
     rows, skips = [], []
     with threadpool_limits(1):
         for step, indices in enumerate(batch_order(task, dataset, seed)[: len(steps)]):
             batch = [array[indices] for array in inputs], labels[indices]
-            scale, drawn = steps[step][1], _jittered(values[step], policy, model, seed, step)
+            scale, drawn = (
+                steps[step][1],
+                _jittered(values[step], policy, model, jitter, (seed, step)),
+            )
             taken = [
                 _taken(trainer, given, batch, scale, names)
                 for trainer, given in zip(trainers, drawn, strict=True)
@@ -113,20 +114,7 @@ def forced_steps(
             there = {n: values[step + 1][n] - values[step][n] for n in names}
             rows.append(_row(taken, there, steps[step][0], alike))
     losses, own_losses, moves, own_moves = map(np.array, zip(*rows, strict=True))
-    own_moves = np.maximum(own_moves, _least_own(task, model, names))
     return ForcedSteps(names, losses, moves, own_losses, own_moves, tuple(skips))
-
-
-def _least_own(task: Task, model: Model, names: Sequence[str]) -> Array:
-    """Return how far a bit that the draws need not turn takes the moves of parameters: [names].
-
-    Zero where no optimizer of the task makes its moves by products in bfloat16.
-    """
-    kinds = {task.optimizer, *(group.optimizer for group in task.groups if group.optimizer)}
-    made = [rules()[kind].products for kind in sorted(kinds)]
-    shapes = {spec.name: spec.shape for spec in model.parameters()}
-    low = [len(shapes[n]) == 2 and any(products(shapes[n]) for products in made) for n in names]
-    return np.where(low, TURNED_BIT, 0.0)
 
 
 Taken = tuple[float, bool, dict[str, Array]]
@@ -135,14 +123,14 @@ Batch = tuple[list[Array], Array]
 
 
 def _jittered(
-    given: Values, policy: Policy, model: Model, seed: int, step: int
+    given: Values, policy: Policy, model: Model, jitter: float, at: tuple[int, int]
 ) -> Iterator[dict[str, Array]]:
-    """Yield the values, then the same jittered where they are stored in float32."""
+    """Yield the values, then the same jittered where stored in float32; `at`: seed and step."""
     yield dict(given)
     wide = {s.name for s in model.parameters() if policy.stored(s.layer) == "float32"}
     for draw in range(FORCED_DRAWS):
-        rng = np.random.default_rng([seed, 3, step, draw])
-        moved = {n: 1.0 + JITTER * rng.standard_normal(given[n].shape) for n in wide & given.keys()}
+        rng = np.random.default_rng([at[0], 3, at[1], draw])
+        moved = {n: 1.0 + jitter * rng.standard_normal(given[n].shape) for n in wide & given.keys()}
         yield {n: (x * moved.get(n, 1.0)).astype(np.float32) for n, x in given.items()}
 
 

@@ -81,18 +81,18 @@ def main(folder: Path) -> None:
     module = exported.apply_policy(module, strict=isinstance(model, Chain), device_type=kind)
     dtypes = _watched(module)
     scaler, trace = exported.make_grad_scaler(kind), Trace()
-    steps, kept = list[Any](), [_values(module)]
+    steps, values = list[Any](), [_values(module)] if job.keeps else []
     for step in _steps(job, model, dataset, module, exported, scaler, dropout, grouped, trace):
         steps.append(step)
         if job.keeps:
-            kept.append(_values(module))
+            values.append(_values(module))
     leaves = [name for name, part in module.named_modules() if not list(part.children())]
     result = {"steps": steps, "dtypes": dtypes, "same_keys": keys == list(module.state_dict())}
     counts = {"keys": len(keys), "leaves": leaves}
     seen = {"calls": trace.calls, "events": scale_events(exported, kind)}
     (folder / RESULT).write_text(json.dumps({**result, **seen, **counts}))
     if job.keeps:
-        named = {f"{n} {name}": x for n, values in enumerate(kept) for name, x in values.items()}
+        named = {f"{n} {name}": x for n, row in enumerate(values) for name, x in row.items()}
         np.savez(folder / VALUES, **named)
 
 

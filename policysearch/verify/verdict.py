@@ -216,6 +216,7 @@ def verify(
     exported now where there is none. Raises InputError where the target cannot run.
     """
     task, dataset = task.with_steps(steps), task.load_dataset()
+    batch_order(task, dataset, seed)  # a batch that the data has not is refused before torch starts
     model, exporter = task.build_model(dataset), target_named(one_of("verify target", target, RUN))
     running = _on_place(exporter.runs(policy, model), place)
     result = trained_in_torch(policy, task, model, seed, place, text)
@@ -235,39 +236,42 @@ def verify(
         skipped=skipped.astype(bool),
         compared=apart + border,  # the loss of that step is before its update
         borderline=border,
-        formats=_formats(running, model, set(result["leaves"]) & set(result["dtypes"])),
-        **_told(result),
+        **_told(result, running, model),
         unlike=(*exporter.losses(running, model), *_not_there(exporter.runs(policy, model), place)),
     )
-    return made if not made.chaotic else _decided(made, policy, task, dataset, seed, place, text)
+    return _decided(made, policy, task, model, dataset, seed, place, text) if made.chaotic else made
 
 
 def _decided(
     verdict: Verdict,
     policy: Policy,
     task: Task,
+    model: Model,
     dataset: Dataset,
     seed: int,
     place: str,
     text: str | None,
 ) -> Verdict:
     """Return the verdict with steps from the values of the target, which trains again for them."""
-    model = task.build_model(dataset)
-    kept = trained_in_torch(policy, task, model, seed, place, text, keeps=True)
-    given = kept["values"], kept["steps"]
-    forced = forced_steps(task, verdict.policy, model, dataset, seed, *given)
+    result = trained_in_torch(policy, task, model, seed, place, text, keeps=True)
+    there = result["values"], result["steps"]
+    forced = forced_steps(task, verdict.policy, model, dataset, seed, *there)
     return replace(verdict, forced=forced)
 
 
-def _told(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a verdict that the training in the target says by itself."""
+def _told(result: dict[str, Any], running: Policy, model: Model) -> dict[str, Any]:
+    """Return the fields of a verdict that the training in the target says by itself.
+
+    And what the policy asks of the modules whose results it has seen.
+    """
     events = tuple((scale, value) for scale, value in result["events"])
     counts = {
         "dtypes": result["dtypes"],
         "state_keys": result["keys"],
         "same_keys": result["same_keys"],
     }
-    return {**counts, "calls": tuple(result["calls"]), "events": events}
+    formats = _formats(running, model, set(result["leaves"]) & set(result["dtypes"]))
+    return {**counts, "formats": formats, "calls": tuple(result["calls"]), "events": events}
 
 
 def _on_place(running: Policy, place: str) -> Policy:
@@ -309,9 +313,7 @@ def trained_in_torch(
 
     Where it `keeps` them, "values" are those before each step and after the last, by name.
     """
-    # both are refused before a process starts
-    task.build_optimizer().in_torch()
-    batch_order(task, task.load_dataset(), seed)
+    task.build_optimizer().in_torch()  # refused before a process starts
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / FILE).write_text(text or target_named("torch").export(policy, model))
