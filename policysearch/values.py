@@ -118,7 +118,8 @@ def one_of(where: str, given: object, valid: Iterable[str]) -> str:
     names = list(valid)
     if not isinstance(given, str) or given not in names:
         hint = near_miss(given, names)
-        raise InputError(f"{where}: {shown(given)}; expected one of {', '.join(names)}{hint}")
+        listed = ", ".join(name or "''" for name in names)
+        raise InputError(f"{where}: {shown(given)}; expected one of {listed}{hint}")
     return given
 
 

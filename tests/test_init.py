@@ -7,16 +7,22 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 import policysearch
 from policysearch.cli import main
+from policysearch.policy.presets import preset
 from policysearch.study.specification import load_spec
 from policysearch.train import user_code
+from policysearch.train.feeding import batch_order
+from policysearch.train.training import train
 from policysearch.train.user_code import own_dataset
 from policysearch.values import InputError
 
@@ -49,6 +55,52 @@ def model():
 def data():
     x = torch.randn(50, 1, 4, 3, generator=torch.Generator().manual_seed(0))[..., 0]
     return x, torch.bucketize(x[:, 0].contiguous(), torch.tensor([-0.5, 0.5]))
+"""
+
+NANO = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class GPT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed, self.head = nn.Embedding(12, 8), nn.Linear(8, 12)
+
+    def forward(self, idx, targets=None):
+        x = torch.tanh(self.embed(idx))
+        if targets is None:
+            return self.head(x[:, [-1], :]), None
+        logits = self.head(x)
+        return logits, F.cross_entropy(logits.view(-1, 12), targets.view(-1), ignore_index=-1)
+
+def data():
+    x = torch.randint(0, 12, (60, 7), generator=torch.Generator().manual_seed(0))
+    return x[:, :-1], x[:, 1:]
+"""
+BESIDE = """
+import torch
+from torch.nn import functional as F
+
+class Set(torch.utils.data.Dataset):
+    def __init__(self):
+        self.x = torch.randn(50, 5, 4, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return {"x": self.x[i], "y": self.x[i, :, 0].argmax()}
+
+class Attends(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.out = torch.nn.Linear(4, 4), torch.nn.Linear(4, 5)
+
+    def forward(self, x):
+        q = self.q(x)[:, None]
+        return self.out(F.scaled_dot_product_attention(q, q, q)[:, 0].mean(1))
 """
 
 
@@ -109,6 +161,35 @@ def test_pictures_with_a_class_for_each_place_have_classes_along_axis_1(folder: 
     assert main(["init", "square.py", "--steps", "12"]) == 0
     task = load_spec(Path("square.toml")).task
     assert task.build_model(task.load_dataset()).loss == "token_cross_entropy"
+
+
+def test_a_net_that_takes_its_targets_is_trained_on_the_loss_that_it_returns(folder: Path) -> None:
+    write(NANO)
+    assert main(["init", "net.py:GPT"]) == 0
+    task = load_spec(folder / "net.toml").task
+    data = task.load_dataset()
+    model = task.build_model(data)
+    assert (model.loss, model.labels) == ("own", "targets")
+    float32 = preset("float32", model.layer_names)
+    begun = train(task, float32, 0, dataset=data, model=model, until=1)
+    first = batch_order(task, data, 0)[0]
+    x, y = (torch.from_numpy(array[first]) for array in (data.train[0][0], data.train[1]))
+    net: Any = user_code.function_of("model", "net.py", "GPT")()
+    assert begun.losses[0] == pytest.approx(net(x, y)[1].item(), rel=1e-6)
+
+
+def test_what_lies_beside_the_file_is_imported_from_any_folder(folder: Path) -> None:
+    """A repository's train.py imports its own modules; its data may be one of torch's sets."""
+    package = folder / "repository"
+    package.mkdir()
+    write(BESIDE, "repository/parts_beside.py")
+    write("from parts_beside import Attends, Set", "repository/train.py")
+    command = [sys.executable, "-P", "-m", "policysearch"]
+    begun = ["init", "repository/train.py:Attends", "--data", "Set", "--steps", "4"]
+    for asked in (begun, ["estimate", "repository/train.toml"]):
+        done = subprocess.run([*command, *asked], cwd=folder, capture_output=True, text=True)
+        assert not done.returncode, done.stderr
+    assert 'attention = "flash"' in (package / "train.toml").read_text()
 
 
 def test_many_layers_are_decided_by_block(folder: Path) -> None:

@@ -27,6 +27,8 @@ DATA = ("data", "dataset", "load_data", "build_data", "make_data", "get_data")
 EXAMPLE = ("own_net.py", "own-net.toml")
 """The shipped study of an own net, and its file."""
 
+SCRIPT = "a whole training script goes in by policysearch.from_loader, in Python"
+
 SAID: Mapping[str, str] = MappingProxyType(
     {
         "device": "where it will run, see `policysearch hardware`",
@@ -62,8 +64,9 @@ def _init(options: argparse.Namespace) -> None:
     out = options.out or Path(path).with_suffix(".toml")
     if out.exists():
         raise InputError(f"{out}: exists; expected a new file, or another with --out")
-    if Path(path).is_file():
-        trust_place(Path(path))  # who gives a file to a command means it to run
+    for file in (path, (options.data or "").rpartition(":")[0]):
+        if Path(file).is_file():
+            trust_place(Path(file))  # who gives a file to a command means it to run
     study = _study_of(options, path, _named(path, function, MODELS, "model"))
     text, lines = _text_and_lines(study)
     write_files({out.name: text.encode()}, out.parent)
@@ -88,7 +91,7 @@ def _study_of(options: argparse.Namespace, path: str, model: str) -> FirstStudy:
         net=path,
         name=Path(path).stem,
         model=f"{path}:{model}",
-        data=f"{path}:{_named(path, options.data or '', DATA, 'data')}",
+        data=_data_of(options, path),
         device_name=device_name,
         device=device,
         stack=options.stack,
@@ -109,19 +112,26 @@ def _asked(options: argparse.Namespace, name: str, usual: object) -> object:
     return usual if said is None else said
 
 
+def _data_of(options: argparse.Namespace, path: str) -> str:
+    from policysearch.train.user_code import is_user_code
+
+    said = options.data or ""
+    return said if is_user_code(said) else f"{path}:{_named(path, said, DATA, 'data')}"
+
+
 def _named(path: str, said: str, usual: Sequence[str], what: str) -> str:
     """Return the function of a file that was said, or the first that has a usual name."""
     from policysearch.train.user_code import functions_of
 
-    there = functions_of(what, path)
-    if said in there:
+    own, imported = functions_of(what, path)
+    if said in (*own, *imported):
         return said
-    known = [name for name in usual if name in there]
+    known = [name for name in usual if name in (*own, *imported)]
     if said or not known:
         given = f"no function {said!r}" if said else f"no function called {', '.join(usual)}"
         option = f"{path}:NAME" if what == "model" else "--data NAME"
-        names = ", ".join(there) or "none"
-        raise InputError(f"{what}: {path}: {given}; expected {option}, one of {names}")
+        names = ", ".join(own) or "none"
+        raise InputError(f"{what}: {path}: {given}; expected {option}, one of {names}; {SCRIPT}")
     return known[0]
 
 

@@ -43,7 +43,7 @@ def _profile(options: argparse.Namespace) -> None:
     from policysearch.report.causes import Changes
     from policysearch.report.profile_page import largest_lines, optimizer_lines, profile_page
     from policysearch.space.parallel import ParallelSection
-    from policysearch.space.target import as_run
+    from policysearch.space.target import as_run, baseline_as_run
 
     study = viewed(options) if options.study else None
     task = with_clipping(task_of(options), options.policy)
@@ -59,8 +59,9 @@ def _profile(options: argparse.Namespace) -> None:
     )
     policy = parallel.spread(policy_of(options, objective.model))
     target = study.study.target if study else None
+    baseline = baseline_as_run(study.study.baseline, objective.model, target) if study else None
     changes = Changes(objective, policy, lambda changed: as_run(changed, objective.model, target))
-    print(profile_page(objective, changes))
+    print(profile_page(objective, changes, baseline))
     if options.largest_batch:
         print("\n" + "\n".join(largest_lines(objective, policy)))
     if options.optimizers:

@@ -35,14 +35,15 @@ Errors that the policies share cancel; see docs/cost-model.md.
 
 Shares = tuple[tuple[str, float], ...]
 
-SPEEDUP_INTERVAL = (0.821, 1.2)
+SPEEDUP_INTERVAL = (0.807, 1.262)
 """Factors on a modeled speedup between which 80 % of published ones lie, their family or their
 device held out, on devices that have numbers of what large products achieve there.
 
-`policysearch validate-cost` prints them.
+Every family and device counts once, however many rows it has. `policysearch validate-cost` prints
+them.
 """
 
-UNMEASURED_INTERVAL = (0.822, 1.248)
+UNMEASURED_INTERVAL = (0.793, 1.328)
 """The same on devices that have no such number of their own."""
 
 

@@ -73,7 +73,11 @@ def _check(model: TorchModel) -> None:
     """Raise InputError for labels that are no input, or a first result without rows of examples."""
     names = [item.name for item in model.inputs]
     if model.loss == OWN_LOSS and model.labels and model.labels not in names:
-        raise InputError(f"labels: {model.labels!r}; expected one of {', '.join(names)}")
+        listed = ", ".join(names)
+        raise InputError(
+            f"labels: {model.labels!r}; expected one of {listed}, the arguments with example "
+            "inputs: one that takes labels needs an example, too"
+        )
     shapes = {call.name: call.shape for call in model.program.calls if not call.fault}
     shape = shapes.get(model.program.results[0])
     if model.loss != OWN_LOSS and shape is not None and shape[:1] != (Extent(0, 1),):

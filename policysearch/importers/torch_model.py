@@ -97,8 +97,12 @@ class TorchModel(Model):
         """The class of each layer's module, by its name: "Conv2d", "LayerNorm"."""
         return MappingProxyType({n: self.types[n] for n in self.layer_names if n in self.types})
 
+    @property
+    def calls_attention(self) -> bool:
+        return any(call.op == ATTENTION for call in self.program.calls)
+
     def with_attention(self, kind: Attention) -> Model:
-        if not any(call.op == ATTENTION for call in self.program.calls):
+        if not self.calls_attention:
             return super().with_attention(kind)
         return replace(self, attention=kind)
 

@@ -144,6 +144,11 @@ class Model(ABC):
     def trace(self, b: Builder, fed: Mapping[str, int], training: bool) -> Traced:
         """Emit the forward pass; `fed` maps inputs, parameters and statistics to their nodes."""
 
+    @property
+    def calls_attention(self) -> bool:
+        """Whether the model has calls of torch's `scaled_dot_product_attention`."""
+        return False
+
     def with_attention(self, kind: Attention) -> Model:
         """Return the model whose calls of attention run so; InputError where it has none."""
         given = f"attention: {kind!r} with model {self.name}, which calls none of torch's"

@@ -47,12 +47,13 @@ def profile(results: Results, number: int) -> Told:
     """Return where the step of a trial goes; see `Results.profile`."""
     from policysearch.report.causes import Changes
     from policysearch.report.profile_page import profile_page
-    from policysearch.space.target import as_run
+    from policysearch.space.target import as_run, baseline_as_run
 
     objective, policy = objective_of(results.spec), results.trial(number).policy
-    target = results.spec.study.target
-    changes = Changes(objective, policy, lambda each: as_run(each, objective.model, target))
-    return Told(profile_page(objective, changes))
+    study = results.spec.study
+    changes = Changes(objective, policy, lambda each: as_run(each, objective.model, study.target))
+    baseline = baseline_as_run(study.baseline, objective.model, study.target)
+    return Told(profile_page(objective, changes, baseline))
 
 
 def diagnose(results: Results, number: int, budget: int) -> Told:

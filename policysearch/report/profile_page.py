@@ -26,6 +26,7 @@ from policysearch.report.causes import Change, Changes, LayerMargins
 from policysearch.report.step_cost import (
     KIND_NAMES,
     MIB,
+    baseline_line,
     default_line,
     kernel_lines,
     live_line,
@@ -47,8 +48,8 @@ LEAST_GAIN = 0.005
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-def profile_page(objective: Objective, changes: Changes) -> str:
-    """Return the page on the policy of `changes`."""
+def profile_page(objective: Objective, changes: Changes, baseline: Policy | None = None) -> str:
+    """Return the page on the policy of `changes`, beside the `baseline` where there is one."""
     policy = changes.policy
     cost = compare(changes.graph, changes.price, objective.float32_price)
     phases = phase_lines(objective, policy)
@@ -61,7 +62,11 @@ def profile_page(objective: Objective, changes: Changes) -> str:
             f"{policy.name} on {_net(objective)}, batch {objective.cost_batch_size}",
             *phases,
         ],
-        [*time_lines(cost, time), default_line(objective, cost)],
+        [
+            *([] if baseline is None else [baseline_line(objective, cost, baseline)]),
+            *time_lines(cost, time),
+            default_line(objective, cost),
+        ],
         kernel_lines(time),
         _shares("role", time.kernels, lambda k: k.role),
         layer_lines(layers),

@@ -86,6 +86,14 @@ def default_line(objective: Objective, cost: PolicyCost) -> str:
     )
 
 
+def baseline_line(objective: Objective, cost: PolicyCost, baseline: Policy) -> str:
+    """Return the speedup over what is run today, with its interval."""
+    beside = objective.price(replace(baseline, parallel=objective.parallel))
+    over = speedup_over(cost, beside, baseline.name)
+    named = f"the speed of your baseline {baseline.name}"
+    return f"{over.value:.2f}x ({over.low:.2f} to {over.high:.2f}) {named}"
+
+
 def time_lines(cost: PolicyCost, time: StepTime) -> list[str]:
     """Return what sets the step's time, and how it spreads over formats, ops, casts and limits."""
     bound = "launches by the host" if time.host_bound else "the kernels"

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 
 from policysearch.objective.published.anchors import LARGEST_ERROR
-from policysearch.objective.published.judged import Crossed, Judged, Summary, Validation, summary
+from policysearch.objective.published.judged import (
+    ALL,
+    Crossed,
+    Judged,
+    Summary,
+    Validation,
+    summary,
+)
 from policysearch.objective.published.known import COVERAGE
 from policysearch.objective.published.rows import Row, emulated
 from policysearch.objective.published.steps import FITTED_NAMES
@@ -129,6 +137,8 @@ def _crossed(found: Crossed) -> Iterable[str]:
     yield f"the package's rows, {found.what} held out:"
     for name, errors in found.summaries.items():
         yield f"{_summary_line(name, errors)}, {COVERAGE:.0%} interval holds {errors.covered:.0%}"
+    groups = [errors.covered for name, errors in found.summaries.items() if name != ALL]
+    yield f"in the mean over {found.what} the interval holds {fmean(groups):.0%}"
     yield f"step times of {found.times} runs in samples: mean error {found.time_error:.1%}"
     yield ""
 

@@ -25,6 +25,11 @@ def as_run(policy: Policy, model: Model, target: str | None) -> Policy:
     return policy if target is None else target_named(target).runs(policy, model)
 
 
+def baseline_as_run(name: str | None, model: Model, target: str | None) -> Policy | None:
+    """Return the preset `name` as `target` runs it, of the layers of `model`; None without one."""
+    return as_run(preset(name, model.layer_names), model, target) if name else None
+
+
 def named_as_run(policy: Policy, model: Model, target: str | None) -> Policy:
     """Return `as_run`, whose name says so where it differs from the policy that was given."""
     running = as_run(policy, model, target)

@@ -136,7 +136,9 @@ def _timed(objective: Objective, policy: Policy) -> Timed:
     if until == 1:
         return Timed(policy.name, first, 0.0)
     first = min(first, seconds(1)) if first < LONG_SECONDS else first
-    step = max(0.0, seconds(until) - first) / (until - 1)
+    whole = seconds(until)
+    # on a busy machine one step can take longer than many do
+    step = (whole - first) / (until - 1) if whole > first else whole / until
     return Timed(policy.name, step, max(0.0, first - step))
 
 

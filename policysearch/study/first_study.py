@@ -42,7 +42,7 @@ weight_decay_for = "matrices"
 batch_size = $batch_size$batch_comment
 steps = $steps                     # assumed: enough for float32 to learn; more finds late failures
 tail_steps = $tail_steps
-
+$attention
 [task.schedule]
 kind = "cosine"                 # assumed
 warmup_steps = $warmup_steps
@@ -60,6 +60,9 @@ master_weights = [true, false]  # false: parameters stored low, without a float3
 ${updates}loss_scales = [$loss_scales]
 ${scalings}ladder = [$ladder]
 """)
+
+
+ATTENTION = 'attention = "flash"             # what runs your scaled_dot_product_attention\n'
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ class FirstStudy:
             batch_comment=f"  # smaller than yours, {self.batch}" if trained < self.batch else "",
             steps=self.steps,
             tail_steps=max(1, self.steps // 6),
+            attention=ATTENTION * model.calls_attention,
             warmup_steps=self.steps // 10,
             device=self.device_name,
             device_assumed=self._assumed("device", "  # assumed; see `policysearch hardware`"),
@@ -186,6 +190,8 @@ def study_of(
         batch=task.batch_size,
     )
     made = spec_from_text(first.text(script.model, script.data), f"study of {first.name}")
+    if script.model.calls_attention:
+        task = replace(task, attention=made.task.attention)
     cost = replace(made.cost, batch_size=batch_size, batch_size_reason=batch_size_reason)
     said: Mapping[str, Any] = {"baseline": script.baseline, **study}
     try:

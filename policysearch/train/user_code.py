@@ -7,6 +7,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from policysearch.data.datasets import Dataset
 from policysearch.graph import Shape
-from policysearch.nn.model import Model, emit_arrays
+from policysearch.nn.model import OWN_LOSS, Model, emit_arrays
 from policysearch.ops.builder import Builder
 from policysearch.ops.loss import IGNORED
 from policysearch.values import USER_FAULTS, InputError, shown
@@ -38,8 +39,14 @@ VALIDATION_SHARE = 0.2
 ROWS, PLANES = "token_cross_entropy", "cross_entropy"
 """Losses of outputs whose classes are along the last axis, and along axis 1, as of pictures."""
 
+LABELS = ("targets", "labels", "target", "label", "y")
+"""What arguments of `forward` are called that take labels."""
+
+MOST_EXAMPLES = 100_000
+"""So many examples of a torch data set are held in memory."""
+
 MODEL = "a torch.nn.Module, or a Model as policysearch.from_torch gives it"
-DATA = "a policysearch.Dataset, or arrays or tensors (inputs..., labels)"
+DATA = "a policysearch.Dataset, a torch data set, or arrays or tensors (inputs..., labels)"
 
 
 @contextlib.contextmanager
@@ -80,7 +87,8 @@ def result_of(where: str, name: str) -> Any:
     """
     path, _, function = name.rpartition(":")
     call = function_of(where, path, function)
-    return _run(f"{where}: {name}", functools.partial(_seeded, call))
+    with _beside(Path(path)):
+        return _run(f"{where}: {name}", functools.partial(_seeded, call))
 
 
 def function_of(where: str, path: str, function: str) -> Callable[[], Any]:
@@ -89,11 +97,12 @@ def function_of(where: str, path: str, function: str) -> Callable[[], Any]:
     return member
 
 
-def functions_of(where: str, path: str) -> list[str]:
-    """Return the names of the public functions and classes that the file at `path` makes itself."""
+def functions_of(where: str, path: str) -> tuple[list[str], list[str]]:
+    """Return the public functions and classes of the file at `path`: its own, and imported ones."""
     module = _loaded(where, path)
-    own = ((name, value) for name, value in vars(module).items() if name[0] != "_")
-    return [n for n, x in own if callable(x) and getattr(x, "__module__", "") == module.__name__]
+    names = [name for name, value in vars(module).items() if name[0] != "_" and callable(value)]
+    own = [n for n in names if getattr(vars(module)[n], "__module__", "") == module.__name__]
+    return own, [name for name in names if name not in own]
 
 
 def value_of(where: str, name: str, wanted: type[T]) -> T:
@@ -118,7 +127,25 @@ def _loaded(where: str, path: str) -> ModuleType:
         raise InputError(f"{where}: {shown(path)}: no such file; expected a Python file")
     if (check := _CHECK.get()) is not None:
         check(Path(path))
-    return _run(f"{where}: {path}", functools.partial(_module, str(Path(path).resolve())))
+    with _beside(Path(path)):
+        return _run(f"{where}: {path}", functools.partial(_module, str(Path(path).resolve())))
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[None]:
+    """Let code import what lies beside its file, before all else, as Python lets a script.
+
+    The folder stays the last place to look in: functions import when they are called, and new
+    processes begin with the places of this one.
+    """
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+        if folder not in sys.path:
+            sys.path.append(folder)
 
 
 @functools.lru_cache(maxsize=64)
@@ -164,8 +191,9 @@ def own_model(name: str, dataset: Dataset, loss: str) -> Model:
 
     A torch module is imported with examples of `dataset` as inputs, and `loss`; without one it is
     cross entropy where labels are classes, of the axis of the outputs that the labels lack, and the
-    mean square error where they are values. The function is called anew for every seed. InputError
-    where it gives something else.
+    mean square error where they are values. Where the labels fit no axis and `forward` takes
+    labels next, as of LABELS, the loss is the module's own. The function is called anew for every
+    seed. InputError where it gives something else.
     """
     given = result_of("model", name)
     if isinstance(given, Model):
@@ -176,25 +204,38 @@ def own_model(name: str, dataset: Dataset, loss: str) -> Model:
         raise InputError(f"model: {name} returned {returned}; expected {MODEL}")
     path, _, function = name.rpartition(":")
     importer = importlib.import_module("policysearch.importers.torch_export")
+    make = function_of("model", path, function)
     examples = tuple(torch.from_numpy(array[:2].copy()) for array in dataset.inputs)
     values = dataset.labels.dtype == np.float32
-    model: Any = importer.from_torch(
-        function_of("model", path, function),
-        examples,
-        loss=loss or ("mean_squared_error" if values else ROWS),
-    )
-    planes = not loss and not values and _classes_are_planes(model, dataset.labels.shape[1:])
-    own: Model = replace(model, loss=PLANES) if planes else model
+    usual = "mean_squared_error" if values else ROWS
+    imported: Any = importer.from_torch(make, examples, loss=loss or usual)
+    outputs, places = _outputs(imported), dataset.labels.shape[1:]
+    if not (loss or values or outputs[:-1] == places):
+        if outputs[1:] == places:
+            imported = replace(imported, loss=PLANES)
+        elif argument := _label_argument(given, len(examples)):
+            fed = (*examples, torch.from_numpy(dataset.labels[:2].copy()))
+            imported = importer.from_torch(make, fed, loss=OWN_LOSS, labels=argument)
+    own: Model = imported
     return own
 
 
-def _classes_are_planes(model: Model, places: Shape) -> bool:
-    """Return whether outputs have a class for each of these places along axis 1 alone."""
+def _outputs(model: Model) -> Shape:
+    """Return the shape of what a model gives for one example."""
     b = Builder()
     fed = model.emit_inputs(b, 2) | emit_arrays(b, model.parameters())
     traced = model.trace(b, fed | model.emit_statistics(b), training=False)
-    outputs = b.shape(traced.output)[1:]  # the batch is along axis 0
-    return outputs[:-1] != places and outputs[1:] == places
+    return b.shape(traced.output)[1:]  # the batch is along axis 0
+
+
+def _label_argument(module: Any, place: int) -> str:
+    """Return the argument of `forward` at a place, where it is called as those of labels are.
+
+    A net that takes its labels returns its loss, and without them often less than it trains on:
+    nanoGPT's gives the last position alone. "" for any other argument, and where there is none.
+    """
+    names = list(inspect.signature(module.forward).parameters)[place : place + 1]
+    return names[0] if names and names[0] in LABELS else ""
 
 
 def own_dataset(name: str) -> Dataset:
@@ -207,6 +248,9 @@ def own_dataset(name: str) -> Dataset:
     given = result_of("data", name)
     if isinstance(given, Dataset):
         return given
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(given, torch.utils.data.Dataset):
+        given = _collated(name, given)
     if isinstance(given, Mapping):
         given = tuple(given.values())
     if not isinstance(given, list | tuple) or len(given) < 2:
@@ -223,6 +267,22 @@ def own_dataset(name: str) -> Dataset:
     counted = labels[labels != IGNORED] if labels.dtype == np.int64 else labels[:0]
     classes = int(counted.max()) + 1 if counted.size else 1
     return Dataset(name, tuple(inputs), labels, len(order) - validation, validation, classes)
+
+
+def _collated(name: str, given: Any) -> Any:
+    """Return all examples of a torch data set, as its default collate function puts them."""
+    count = len(given) if hasattr(given, "__len__") else math.inf
+    if not count <= MOST_EXAMPLES:
+        said = f"{count} examples" if math.isfinite(count) else "examples without an end"
+        raise InputError(
+            f"data: {name}: {said}; expected at most {MOST_EXAMPLES}, or a loader, which is "
+            "spooled (policysearch.from_loader)"
+        )
+    collate = importlib.import_module("torch.utils.data").default_collate
+    return _run(
+        f"data: {name}",
+        lambda: _seeded(lambda: collate([*map(given.__getitem__, range(int(count)))])),
+    )
 
 
 def _array(where: str, value: Any) -> NDArray[Any]:

@@ -38,9 +38,22 @@ class Interval(NamedTuple):
     high: float
 
 
-def interval_of(errors: Array) -> Interval:
-    """Return the interval that holds COVERAGE of published over modeled numbers, [rows]."""
-    low, high = np.quantile(errors, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2])
+class Errors(NamedTuple):
+    """Published over modeled numbers, [rows], and what each of them weighs."""
+
+    ratios: Array
+    weights: Array
+
+
+def alike(errors: Array) -> Errors:
+    """Return errors that weigh alike."""
+    return Errors(errors, np.ones(len(errors)))
+
+
+def interval_of(errors: Errors) -> Interval:
+    """Return the interval that holds COVERAGE of the weight of errors."""
+    ends = [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2]
+    low, high = np.quantile(errors.ratios, ends, weights=errors.weights, method="inverted_cdf")
     return Interval(float(low), float(high))
 
 
@@ -110,21 +123,24 @@ class Known:
             found[1, new] = speedups(steps, TEXTBOOK)
         return found[0], found[1]
 
-    def errors(self, without: str, measured: bool | None = None) -> Array:
+    def errors(self, without: str, measured: bool) -> Errors:
         """Return published over held-out speedups of the rows of other families and devices.
 
-        With `measured`, of the devices that have numbers of what they achieve, or of the others.
+        They are of the devices that have numbers of what they achieve, where these are `measured`,
+        or of the others. A net that is priced next is a new family, not one more row of a known
+        one: all families weigh the same, and all devices, however many rows they have.
         """
+        like = np.array([bool(s.device.achieved) == measured for s in self.settings])
         parts = []
-        for groups, ratios in (
+        for names, ratios in (
             (self.steps.families, self.ratios),
             (self.steps.devices, self.device_ratios),
         ):
-            kept = np.array([group != without for group in groups])
-            if measured is not None:
-                kept &= np.array([bool(s.device.achieved) == measured for s in self.settings])
-            parts.append(ratios[kept])
-        return np.concatenate(parts)
+            kept = like & (np.array(names) != without)
+            groups, rows = np.unique(np.array(names)[kept], return_inverse=True)
+            weights = 1.0 / (np.bincount(rows)[rows] * len(groups))
+            parts.append(Errors(ratios[kept], weights))
+        return Errors(*map(np.concatenate, zip(*parts, strict=True)))
 
     def interval(self, without: str, device: Device) -> Interval:
         """Return the interval of a device's rows, from those of other families and devices."""

@@ -10,9 +10,11 @@ import numpy as np
 from scipy.stats import rankdata
 from scipy.stats import t as student
 
+from policysearch.nn.model import Model
 from policysearch.study.results.learning import Learned as Learned
 from policysearch.study.results.noise import CONFIDENCE, Interval
 from policysearch.train.tasks import Task
+from policysearch.train.user_code import is_user_code
 
 RESOLUTION = 10.0
 """An effect is claimed from this many times the noise floor on."""
@@ -78,9 +80,10 @@ def _said(why: str, change: str) -> str:
 
 def _calmer(task: Task) -> str:
     smooth = f", or a smooth task.activation as tanh (now {task.activation})"
-    return f"a lower task.learning_rate (now {task.learning_rate:g})" + smooth * (
-        task.activation in KINKED
-    )
+    smooth *= task.activation in KINKED
+    if isinstance(task.model, Model) or is_user_code(task.model):
+        smooth = ", or smooth activations in your net, as tanh or GELU for ReLU"
+    return f"a lower task.learning_rate (now {task.learning_rate:g}){smooth}"
 
 
 def undecided(interval: Interval, wanted: float) -> bool:

@@ -308,7 +308,8 @@ class Results(Views):
         lost = sum(trial.diverged for trial in self.trials) + len(self.failed)
         none = f"no finished trial that trained ({lost} diverged or failed); expected at least one"
         if not self.front:
-            raise InputError(f"study {self.spec.study.name}: {self.cannot_rank or none}")
+            said = f"{self.cannot_rank}; expected a front, or a trial by its number (--trial N)"
+            raise InputError(f"study {self.spec.study.name}: {said if self.cannot_rank else none}")
 
     def rows(self) -> tuple[Row, ...]:
         """Return one row per trained policy: the front first, fastest first, then the rest so."""

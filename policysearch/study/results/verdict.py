@@ -150,7 +150,8 @@ def training_verdict(results: Evidence, trial: Trial) -> Verdict:
     faults += [results.cannot_rank] * bool(results.cannot_rank)
     sure = "; ".join(faults) or f"{beside.said}; {_later(results, trial)}"
     kind: Kind = "trains, but" if faults else "trains"
-    text = f"{kind}{' ' if faults else ': '}{sure}; {_faster(speed, FLOAT32)}"
+    faster = f"{_times_baseline(results, trial)}{_faster(speed, FLOAT32)}"
+    text = f"{kind}{' ' if faults else ': '}{sure}; {faster}"
     switch = None if results.cannot_rank else _switched(results, None, FLOAT32)
     if switch and switch[0] is not trial and _as_fast(switch, (trial, speed, beside)):
         text += f"; {SWITCH}, loses nothing that matters: this is {_than_switch(trial, switch)}"
@@ -370,6 +371,14 @@ def _called(over: str) -> str:
 def _faster(speed: Speedup, over: str) -> str:
     whom = FLOAT32 if over == FLOAT32 else f"your baseline {over}"
     return f"{speed.value:.2f}x {whom}, modeled {speed.low:.2f} to {speed.high:.2f}"
+
+
+def _times_baseline(results: Evidence, trial: Trial) -> str:
+    """Say how fast a policy is over what is run today, where that is another; with a comma."""
+    rival, over, _ = _rival(results)
+    if over == FLOAT32 or rival is trial:
+        return ""
+    return f"{_over(results, trial, rival, over).value:.2f}x your baseline {over}, "
 
 
 def _saved(trial: Trial, rival: Trial | None) -> str:
