@@ -208,7 +208,7 @@ def check_stages(policy: Policy, stages: int, tmp_path: Path, net: Model = SMALL
     running, path = megatron.runs(policy, net), tmp_path / "te.yaml"
     path.write_text(megatron.export(policy, net, pipeline=stages))
     recipe, space, checked = config.RecipeConfig.from_yaml_file(str(path)), {"__name__": "f"}, 0
-    exec(compile(megatron.beside(policy, net)[f"{FACTORIES}.py"], "f.py", "exec"), space)
+    exec(compile(megatron.ABOUT.beside(policy, net)[f"{FACTORIES}.py"], "f.py", "exec"), space)
     ends = [int(x) for x in re.findall(r"--num-layers-at-\w+-in-bf16 (\d+)", path.read_text())]
     first, last = ends or (0, 0)
     for layer, place in places(net).items():
