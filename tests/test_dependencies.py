@@ -8,6 +8,7 @@ import tomllib
 from tests.test_floors import PACKAGE, ROOT, imports_of, modules_of
 
 OPTIONAL = {"torch", "yaml", "safetensors", "mindspore", "sklearn", "distributed"}
+OPTIONAL |= {"jax", "keras", "flax", "jmp"}
 
 
 def test_every_dependency_is_imported_and_every_import_declared() -> None:

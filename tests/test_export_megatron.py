@@ -17,6 +17,7 @@ from policysearch.export.targets import files_of
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.nn.models import gpt
+from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.normal_forms import in_full, normal
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import layer_named, preset
@@ -208,7 +209,7 @@ def check_stages(policy: Policy, stages: int, tmp_path: Path, net: Model = SMALL
     running, path = megatron.runs(policy, net), tmp_path / "te.yaml"
     path.write_text(megatron.export(policy, net, pipeline=stages))
     recipe, space, checked = config.RecipeConfig.from_yaml_file(str(path)), {"__name__": "f"}, 0
-    exec(compile(megatron.beside(policy, net)[f"{FACTORIES}.py"], "f.py", "exec"), space)
+    exec(compile(megatron.ABOUT.beside(policy, net)[f"{FACTORIES}.py"], "f.py", "exec"), space)
     ends = [int(x) for x in re.findall(r"--num-layers-at-\w+-in-bf16 (\d+)", path.read_text())]
     first, last = ends or (0, 0)
     for layer, place in places(net).items():
@@ -267,3 +268,39 @@ def test_factories_come_back_from_their_file() -> None:
         assert megatron.runs(running, SMALL) == running
         alone = re.sub(rf"(?m)^# {FACTORIES}.*\n", "", text)
         assert "what its factory does is not read" in megatron.read(alone, SMALL, "x").traps[0]
+
+
+BRIDGE = """fp32 fp16 bf16 params_dtype pipeline_dtype autocast_dtype autocast_enabled
+    grad_reduce_in_fp32 fp8 fp8_recipe first_last_layers_bf16 fp8_margin fp8_amax_history_len
+    fp8_amax_compute_algo fp8_wgrad fp8_dot_product_attention fp8_multi_head_attention fp8_param
+    fp8_param_gather fp4 fp4_recipe fp4_param fp4_param_gather loss_scale initial_loss_scale
+    min_loss_scale loss_scale_window hysteresis num_layers_at_start_in_bf16
+    num_layers_at_end_in_bf16 reuse_grad_buf_for_mxfp8_param_ag"""
+"""The fields of MixedPrecisionConfig in Megatron-Bridge at 05097809."""
+
+
+def bridge_settings(text: str) -> dict[str, Any]:
+    """Return what the line for Megatron-Bridge gives its MixedPrecisionConfig."""
+    line = next(x for x in text.splitlines() if "MixedPrecisionConfig(" in x)
+    kinds = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+    torch = type("torch", (), kinds)
+    made = eval(line.partition(" = ")[2], {"MixedPrecisionConfig": dict, "torch": torch})
+    assert made.keys() <= {*BRIDGE.split()}
+    return made  # type: ignore[no-any-return]
+
+
+def test_settings_of_megatron_bridge_are_those_of_the_flags() -> None:
+    made = bridge_settings(megatron.export(ends(), MODEL))
+    assert made["bf16"] is True and made["params_dtype"] == "bf16"
+    flags = megatron.export.__globals__["flags_of"](megatron.runs(ends(), MODEL), MODEL)
+    said = " ".join(flags)
+    assert f"--fp8-format {made['fp8']} --fp8-recipe {made['fp8_recipe']}" in said
+    assert f"--num-layers-at-start-in-bf16 {made['num_layers_at_start_in_bf16']}" in said
+    assert made["first_last_layers_bf16"] is True
+    half = replace(preset("float16", MODEL.layer_names), all_reduce="bfloat16")
+    half = replace(half, optimizer_state="bfloat16", loss_scale=LossScale("dynamic", 2.0**10))
+    text = megatron.export(half, MODEL)
+    made = bridge_settings(text)
+    assert made["fp16"] is True and made["grad_reduce_in_fp32"] is False
+    assert made["initial_loss_scale"] == 2.0**10 and made["hysteresis"] == 1
+    assert "OptimizerConfig(..., use_precision_aware_optimizer=True, exp_avg_dtype=torch.bf" in text

@@ -11,47 +11,77 @@ import policysearch
 from policysearch.commands.registry import Command
 from policysearch.commands.shared import add_policy, add_study_option, say, study_and_policy
 from policysearch.commands.trust import check_file
+from policysearch.values import InputError, one_of
 
 if TYPE_CHECKING:
+    from policysearch.study.specification import StudySpec
+    from policysearch.train.tasks import Task
     from policysearch.verify.verdict import Verdict
 
 FAILED, UNDECIDED = 1, 3
 """Exit codes; a mistake of the user's has 2."""
+MANY, FEW = 50, 10
+"""Steps in torch, and in the interpreter of another framework."""
 
 
 def _arguments(verify: argparse.ArgumentParser) -> None:
     add_policy(verify, "an exported file (.py), judged as it is, ")
     add_study_option(verify)
     verify.add_argument("--target", default="torch", help="where it is trained (torch)")
+    interpreter = "interpreter of an environment that has the target, where that is not torch"
+    verify.add_argument("--python", metavar="ENV", help=interpreter)
     verify.add_argument("--place", default="cpu", help="device it is trained on (cpu), say cuda")
-    verify.add_argument("--steps", type=int, default=50, metavar="N", help="steps to train (50)")
+    steps = "steps to train (50; with --python 10)"
+    verify.add_argument("--steps", type=int, metavar="N", help=steps)
     verify.add_argument("--batch", type=int, metavar="B", help="examples of a step (the study's)")
 
 
 def _verify(options: argparse.Namespace) -> None:
     from policysearch.verify.page import verdict_page
 
-    if options.policy.endswith(".py"):
-        verdict = _verify_file(options)
-        print(verdict_page(verdict))
-        _exit(verdict)
-        return
+    verdict = _verify_file(options) if options.policy.endswith(".py") else _verify_policy(options)
+    print(verdict_page(verdict))
+    if verdict.faults or verdict.undecided:
+        raise SystemExit(FAILED if verdict.faults else UNDECIDED)
+
+
+def _is_elsewhere(options: argparse.Namespace) -> bool:
+    """Whether the target has an interpreter of its own; InputError where one is not said."""
+    from policysearch.verify.elsewhere import SCRIPTS
+    from policysearch.verify.verdict import RUN
+
+    one_of("verify target", options.target, (*RUN, *SCRIPTS))
+    there = options.target in SCRIPTS
+    if there != (options.python is not None):
+        given = f"--target {options.target} {'with' if options.python else 'without'} --python"
+        raise InputError(f"{given}; expected it for {', '.join(SCRIPTS)}, and for no other")
+    if there and options.place != "cpu":
+        raise InputError(f"--place {options.place}: with --python; expected cpu")
+    return there
+
+
+def _verify_policy(options: argparse.Namespace) -> Verdict:
+    from policysearch.verify.elsewhere import verify_elsewhere
+
+    there = _is_elsewhere(options)
     spec, policy = study_and_policy(options)
-    verdict = policysearch.verify_policy(
+    if there:
+        steps = options.steps or FEW
+        return verify_elsewhere(
+            policy, _task(spec, options), options.target, options.python, steps=steps
+        )
+    return policysearch.verify_policy(
         policy,
         spec,
         target=options.target,
-        steps=options.steps,
+        steps=options.steps or MANY,
         place=options.place,
         batch_size=options.batch,
     )
-    print(verdict_page(verdict))
-    _exit(verdict)
 
 
-def _exit(verdict: Verdict) -> None:
-    if verdict.faults or verdict.undecided:
-        raise SystemExit(FAILED if verdict.faults else UNDECIDED)
+def _task(spec: StudySpec, options: argparse.Namespace) -> Task:
+    return spec.task if options.batch is None else replace(spec.task, batch_size=options.batch)
 
 
 def _verify_file(options: argparse.Namespace) -> Verdict:
@@ -60,21 +90,26 @@ def _verify_file(options: argparse.Namespace) -> Verdict:
     from policysearch.files import read_text
     from policysearch.policy.policy_file import read_policy
     from policysearch.policy.presets import PRESETS, preset
+    from policysearch.verify.elsewhere import verify_elsewhere
     from policysearch.verify.shipped import policy_in_file, verify_file
 
-    file = Path(options.policy)
-    text, spec = read_text(file, "an exported torch file"), policysearch.load_study(options.study)
+    there, target, file = _is_elsewhere(options), options.target, Path(options.policy)
+    text = read_text(file, f"an exported {target} file")
+    spec = policysearch.load_study(options.study)
     check_file(file, options.trust)
     model = spec.task.build_model(spec.task.load_dataset())
     beside = [read_policy(path) for path in sorted(file.parent.glob("*-policy.json"))]
     known = [*beside, *(preset(name, model.layer_names) for name in PRESETS)]
-    policy, found = policy_in_file(text, model, known, str(file))
+    policy, found = policy_in_file(text, model, known, str(file), target)
     if not found:
         say(f"{file}: no policy with its digest lies beside it; judged by its own tables")
-    if not target_named("torch").losses(policy, model) and found:
-        say(f"{file}: of the policy {policy.name}, which torch runs as it is")
-    task = spec.task if options.batch is None else replace(spec.task, batch_size=options.batch)
-    return verify_file(text, policy, task, steps=options.steps, place=options.place)
+    if not target_named(target).losses(policy, model) and found:
+        say(f"{file}: of the policy {policy.name}, which {target} runs as it is")
+    task = _task(spec, options)
+    if there:
+        steps = options.steps or FEW
+        return verify_elsewhere(policy, task, target, options.python, steps=steps, text=text)
+    return verify_file(text, policy, task, steps=options.steps or MANY, place=options.place)
 
 
 COMMANDS = (

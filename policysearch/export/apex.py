@@ -99,7 +99,6 @@ def _scale(asked: LossScale) -> LossScale:
 _TARGET = OpLists("apex", TEMPLATE, "apex.O1", NAMES, ("float32", "float16"), _scale)
 
 SUFFIX = ".py"
-UNSAID: frozenset[str] = frozenset()
 ABOUT = About(
     "a module to import: initialize(amp, model, optimizer)",
     "float16 or float32 of the whole run; which functions are half, float or promoted; loss scale",

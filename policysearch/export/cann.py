@@ -85,7 +85,6 @@ _TARGET = OpLists(
 )
 
 SUFFIX = ".py"
-UNSAID: frozenset[str] = frozenset()
 ABOUT = About(
     "a module whose output is the JSON of modify_mixlist",
     "one low dtype of the run; which operator types it lowers, keeps in float32, or lets follow",

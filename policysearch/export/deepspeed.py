@@ -17,7 +17,6 @@ from policysearch.policy.presets import preset
 from policysearch.values import InputError, one_of
 
 SUFFIX = ".json"
-UNSAID: frozenset[str] = frozenset()
 ABOUT = About(
     "JSON of deepspeed.initialize",
     "one dtype of the whole module (norms too), its loss scale, the dtype of the reduction",

@@ -83,12 +83,11 @@ def _scale(asked: LossScale) -> LossScale:
 _TARGET = Levels("flax", TEMPLATE, ("float32", "float16", "bfloat16"), _scale, bias="rounded")
 
 SUFFIX = ".py"
-UNSAID: frozenset[str] = frozenset()
 ABOUT = About(
     "a module to import: apply_policy(model), loss_scale()",
     "per module: float32, float16, bfloat16, and whether its parameters are stored so; loss scale",
     "flax 0.12.8, jmp 0.0.4 (run on a CPU, 2026-11)",
-    "products of the jaxpr and losses in the tests",
+    "`verify --target flax --python ENV`; products of the jaxpr and losses in the tests",
 )
 export, losses, runs = _TARGET.export, _TARGET.losses, _TARGET.runs
 offers, read = _TARGET.offers, _TARGET.read

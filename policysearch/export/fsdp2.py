@@ -112,7 +112,6 @@ def _scale(asked: LossScale) -> LossScale:
 _TARGET = _Wraps("fsdp2", TEMPLATE, ("float32", "float16", "bfloat16"), _scale, stores=False)
 
 SUFFIX = ".py"
-UNSAID: frozenset[str] = frozenset()
 ABOUT = About(
     "a module to import: shard(module, mesh), loss_scaler()",
     "per wrap, a block or a layer outside: float32, float16, bfloat16; loss scale",

@@ -70,12 +70,11 @@ def _scale(asked: LossScale) -> LossScale:
 _TARGET = Levels("keras", TEMPLATE, ("float32", "float16", "bfloat16"), _scale, bias="rounded")
 
 SUFFIX = ".py"
-UNSAID: frozenset[str] = frozenset()
 ABOUT = About(
     "a module to import: apply_policy(model), scaled(optimizer)",
     "per layer: float32, float16, bfloat16, and whether its variables are stored so; loss scale",
     "keras 3.15.1 with jax 0.10.2 (run on a CPU, 2026-11)",
-    "products of the jaxpr and losses in the tests",
+    "`verify --target keras --python ENV`; products of the jaxpr and losses in the tests",
 )
 export, losses, runs = _TARGET.export, _TARGET.losses, _TARGET.runs
 offers, read = _TARGET.offers, _TARGET.read

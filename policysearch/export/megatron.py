@@ -26,15 +26,26 @@ from policysearch.policy.policy import AS_FIRST, LayerPolicy, Policy, uniform_la
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Recipe, Scaling
 
-__all__ = ["ABOUT", "SUFFIX", "UNSAID", "export", "losses", "offers", "read", "runs"]
+__all__ = ["ABOUT", "SUFFIX", "export", "losses", "offers", "read", "runs"]
 
 SUFFIX = ".yaml"
-UNSAID: frozenset[str] = frozenset()
+
+
+def _beside(policy: Policy, model: Model) -> dict[str, str]:
+    """Return the module of factories that the YAML names, by its file; none where it names none."""
+    running = runs(policy, model)
+    if not by_factories(running, model):
+        return {}
+    return {f"{FACTORIES}.py": transformer_engine.export(running, model)}
+
+
 ABOUT = About(
-    "YAML of --te-precision-config-file, its flags in the head",
+    "YAML of --te-precision-config-file, its flags in the head, for Megatron-Bridge too",
     "per linear of the decoder: bfloat16, a recipe, or any products by a factory; ends; state",
     "megatron-core 0.16.1 (its parser, run), Megatron-LM d98e8a64 (2026-08)",
     "megatron-core's own parser in the tests",
+    staged=True,
+    beside=_beside,
 )
 STATES = ("float32", "float16", "bfloat16")
 
@@ -150,14 +161,6 @@ def _scale(asked: LossScale) -> LossScale:
     if asked.kind == "fixed":
         return LossScale("fixed", asked.init_scale, skip_on_overflow=True)
     return LossScale()
-
-
-def beside(policy: Policy, model: Model) -> dict[str, str]:
-    """Return the module of factories that the YAML names, by its file; none where it names none."""
-    running = runs(policy, model)
-    if not by_factories(running, model):
-        return {}
-    return {f"{FACTORIES}.py": transformer_engine.export(running, model)}
 
 
 def export(policy: Policy, model: Model, notes: Sequence[str] = (), pipeline: int = 1) -> str:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from policysearch.export.levels import BASE
-from policysearch.export.megatron_names import NOT_ADDRESSED, Place, places
+from policysearch.export.megatron_names import NOT_ADDRESSED, Place, places, settings_of
 from policysearch.export.reading import (
     DEFAULT_RULE,
     Given,
@@ -426,7 +426,9 @@ def _matchers(
 
 
 def said_in_head(policy: Policy, model: Model) -> Iterator[str]:
-    """Yield a comment for each factory: by tensor, what its two representations are."""
+    """Yield comments: Megatron-Bridge's settings; of each factory, what its tensors become."""
+    for line in settings_of(" ".join(flags_of(policy, model))):
+        yield f"# Megatron-Bridge: {line}"
     if by_factories(policy, model):
         for name, table in tables_of(policy)[0].items():
             yield f"# {FACTORIES}.{name}: {json.dumps(table)}"

@@ -1,8 +1,8 @@
-"""What Megatron-LM calls the linears of a decoder, and where the layers of a model lie there."""
+"""What Megatron-LM calls the linears of a decoder, where layers of a model lie, and other names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -63,3 +63,45 @@ def parts_of(model: Model) -> dict[tuple[int, str], list[str]]:
     for layer, place in places(model).items():
         parts.setdefault((place.block, place.module), []).append(layer)
     return parts
+
+
+TORCH = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
+BRIDGE_NAMES = {"fp8_format": "fp8", "fp4_format": "fp4"}
+STATE = ("use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype")
+"""Fields of the optimizer's configuration; all others are of MixedPrecisionConfig."""
+
+
+def settings_of(flags: str) -> Iterator[str]:
+    """Yield a line for each object of Megatron-Bridge that has settings of these flags.
+
+    As of src/megatron/bridge/training/mixed_precision.py at 05097809 (read 2026-11).
+
+    `fp8_param_gather` stays false: with it layers that are overridden to bfloat16 would be stored
+    quantised.
+    """
+    told = dict(_fields(flags))
+    run = [f"{name}={value}" for name, value in told.items() if name not in STATE]
+    state = [f"{name}={value}" for name, value in told.items() if name in STATE]
+    yield f"mixed_precision = MixedPrecisionConfig({', '.join(run)})"
+    if state:
+        yield f"optimizer = OptimizerConfig(..., {', '.join(state)})"
+    yield "model.quant_recipe = load_quantization_recipe(THIS_FILE)"
+
+
+def _fields(flags: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and value of each setting, as Python has them."""
+    words = [word.split() for word in flags.split("--") if word.strip()]
+    dtype = next((name for name, *_ in words if name in ("bf16", "fp16")), "fp32")
+    yield dtype, "True"
+    yield "params_dtype", TORCH[dtype]
+    yield "pipeline_dtype", TORCH[dtype]
+    for flag, *value in words:
+        name = flag.replace("-", "_")
+        if flag == "grad-reduce-in-bf16":
+            yield "grad_reduce_in_fp32", "False"
+        elif name.endswith("_dtype"):
+            yield name, TORCH[value[0]]
+        elif name.startswith(("fp8_", "fp4_")):
+            yield BRIDGE_NAMES.get(name, name), repr(value[0])
+        elif flag != dtype:
+            yield name, value[0] if value else "True"

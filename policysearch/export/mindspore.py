@@ -50,7 +50,7 @@ def loss_scaler():
         return amp.StaticLossScaler(LOSS_SCALE["init_scale"])
     return amp.DynamicLossScaler(
         scale_value=LOSS_SCALE["init_scale"],
-        scale_factor=LOSS_SCALE["growth_factor"],
+        scale_factor=int(LOSS_SCALE["growth_factor"]),  # it takes whole numbers alone
         scale_window=LOSS_SCALE["growth_interval"],
     )
 '''
@@ -58,21 +58,20 @@ def loss_scaler():
 
 def _scale(asked: LossScale) -> LossScale:
     if asked.kind == "dynamic":
-        factor = asked.growth_factor
+        factor = max(1.0, float(round(asked.growth_factor)))
         rule, first = "mindspore.DynamicLossScaler", max(asked.init_scale, 1.0)
         return LossScale("dynamic", first, factor, 1.0 / factor, asked.growth_interval, rule=rule)
     return fixed_scale(asked)
 
 
-_TARGET = Levels("mindspore", TEMPLATE, ("float32", "float16", "bfloat16"), _scale)
+_TARGET = Levels("mindspore", TEMPLATE, ("float32", "float16", "bfloat16"), _scale, bias="rounded")
 
 SUFFIX = ".py"
-UNSAID: frozenset[str] = frozenset()
 ABOUT = About(
     "a module to import: apply_policy(net), loss_scaler()",
     "per cell: float32, float16, bfloat16 (not on a CPU), stored so or not; loss scale",
-    "mindspore 2.10.0 (its sources, 2026-08)",
-    "read back (policysearch inspect)",
+    "mindspore 2.10.0 (run on a CPU, 2026-11)",
+    "`verify --target mindspore --python ENV`: losses, scales, results of cells",
 )
 export, losses, runs = _TARGET.export, _TARGET.losses, _TARGET.runs
 offers, read = _TARGET.offers, _TARGET.read

@@ -27,7 +27,8 @@ import re
 import jax.numpy as jnp
 from flax import nnx
 
-# module: (dtype it computes in, dtype of its parameters); FP8 beside bfloat16
+# module: (dtype it computes in, dtype of its parameters). A module in FP8 has dtype float32: qwix
+# divides by the scale in it, and bfloat16 would round twice. The next module rounds its result.
 LAYERS = $layers
 
 LOSS_SCALE = $loss_scale
@@ -65,7 +66,7 @@ def apply_policy(model, *inputs):
             raise ValueError(f"model: {name!r} has parameters and is unknown to the policy")
         if name in LAYERS:
             compute = LAYERS[name][0]
-            module.dtype = jnp.dtype("bfloat16" if compute == "float8_e4m3fn" else compute)
+            module.dtype = jnp.dtype("float32" if compute == "float8_e4m3fn" else compute)
     provider = qwix.QtProvider(rules())
     made = qwix.quantize_model(model, provider, *inputs)
     if unused := provider.get_unused_rules():
@@ -73,14 +74,16 @@ def apply_policy(model, *inputs):
     return made
 '''
 
-LOW = replace(uniform_layer("float8_e4m3fn"), backward="forward")
+LOW = replace(uniform_layer("float8_e4m3fn"), output="float32", wgrad="float32", backward="forward")
+"""Its results are as wide as qwix computes its scales: the next layer rounds them."""
+WIDE = ("bfloat16", "float32")
 
 
 class _Rules(Levels):
     """Levels with linears in FP8."""
 
     def level(self, formats: LayerPolicy, masters: bool) -> LayerPolicy:
-        narrow = format_named(formats.compute).bits == 8 and formats.output == "bfloat16"
+        narrow = format_named(formats.compute).bits == 8 and formats.output in WIDE
         return LOW if narrow else super().level(formats, masters)
 
     def runs(self, policy: Policy, model: Model) -> Policy:
@@ -109,12 +112,11 @@ _TARGET = _Rules(
 )
 
 SUFFIX = ".py"
-UNSAID: frozenset[str] = frozenset()
 ABOUT = About(
     "a module to import: apply_policy(model, inputs), rules()",
     "per linear FP8 by one scale of a tensor, else per module float32, float16, bfloat16",
     "qwix 0.1.8 with flax 0.12.8 (run on a CPU, 2026-11)",
-    "products of the jaxpr in the tests",
+    "`verify --target qwix --python ENV`; products of the jaxpr in the tests",
 )
 export, losses, runs = _TARGET.export, _TARGET.losses, _TARGET.runs
 offers, read = _TARGET.offers, _TARGET.read

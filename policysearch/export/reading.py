@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from policysearch.formats import format_named
@@ -18,18 +18,25 @@ BASE = "torch.autocast.bfloat16"
 DEFAULT_RULE = "no rule"
 
 
+def _nothing(policy: Policy, model: Model) -> dict[str, str]:
+    return {}
+
+
 @dataclass(frozen=True)
 class About:
     """What is known of a target: what its file is, what it can say, and what was looked at.
 
     `says` names what differs from layer to layer, `checked` the version and the month of the
-    sources or of the run, `how` what checks an exported file here.
+    sources or of the run, `how` what checks an exported file here. `staged`: names depend on the
+    stage of a pipeline. `beside` returns the modules that the file names, by their files.
     """
 
     file: str
     says: str
     checked: str
     how: str
+    staged: bool = False
+    beside: Callable[[Policy, Model], Mapping[str, str]] = _nothing
 
 
 @dataclass(frozen=True)

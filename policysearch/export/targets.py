@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import pkgutil
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
@@ -21,16 +20,14 @@ class Target(Protocol):
     SUFFIX: str
     """File name ending of what `export` returns."""
 
-    UNSAID: frozenset[str]
-    """Fields of a policy that its files leave to the run, beyond those of a training loop."""
-
     ABOUT: About
-    """What the file is and what it can say."""
+    """What the file is, what it can say, and what lies beside it."""
 
     def export(self, policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
         """Return one self-contained file that applies the policy.
 
-        Its head says the notes, and lists the losses.
+        Its head says the notes, and lists the losses. Where names depend on a stage of a pipeline
+        (`ABOUT.staged`) it takes their number too, as `pipeline`.
         """
         ...
 
@@ -78,15 +75,13 @@ def files_of(
     InputError where it has no stages of a `pipeline`, or the policy is another on some of them.
     """
     exporter: Any = target_named(target)
-    beside = exporter.beside(policy, model) if hasattr(exporter, "beside") else {}
-    staged = "pipeline" in inspect.signature(exporter.export).parameters
-    if pipeline != 1 and not staged:
+    if pipeline != 1 and not exporter.ABOUT.staged:
         given = f"pipeline: {pipeline} with target {target!r}"
         raise InputError(f"{given}; expected 1: its names do not depend on a stage")
-    options = {"pipeline": pipeline} if staged else {}
+    options = {"pipeline": pipeline} if exporter.ABOUT.staged else {}
     return {
         f"{name}-{target}{exporter.SUFFIX}": exporter.export(policy, model, notes, **options),
-        **beside,
+        **exporter.ABOUT.beside(policy, model),
     }
 
 

@@ -251,7 +251,6 @@ def _scale_losses(policy: Policy, model: Model) -> Iterator[str]:
 __all__ = ["ABOUT", "SUFFIX", "export", "losses", "offers", "read", "runs"]
 
 SUFFIX = ".py"
-UNSAID: frozenset[str] = frozenset()
 
 
 def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:

@@ -20,10 +20,9 @@ from policysearch.policy.products import Product
 from policysearch.policy.scaling import Scaling
 from policysearch.values import InputError, one_of
 
-__all__ = ["ABOUT", "SUFFIX", "UNSAID", "export", "losses", "offers", "read", "runs"]
+__all__ = ["ABOUT", "SUFFIX", "export", "losses", "offers", "read", "runs"]
 
 SUFFIX = ".py"
-UNSAID: frozenset[str] = frozenset()
 ABOUT = About(
     "a module to import: convert(module); lists for torchtitan and Accelerate in it",
     "per linear and product: FP8 or not, by one recipe; bfloat16 for the rest of the run",

@@ -26,10 +26,9 @@ from policysearch.policy.products import Operand, Product, is_narrow
 from policysearch.policy.scaling import Scaling
 from policysearch.values import InputError, from_plain, to_plain
 
-__all__ = ["ABOUT", "SUFFIX", "UNSAID", "export", "losses", "offers", "read", "runs"]
+__all__ = ["ABOUT", "SUFFIX", "export", "losses", "offers", "read", "runs"]
 
 SUFFIX = ".py"
-UNSAID: frozenset[str] = frozenset()
 ABOUT = About(
     "a module to import: CustomRecipe(qfactory=...), one factory for each distinct triple",
     "per linear and product: format, recipe and source of both operands; bfloat16 for the rest",

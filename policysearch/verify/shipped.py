@@ -22,7 +22,7 @@ def claimed_digest(text: str) -> str:
 
 
 def policy_in_file(
-    text: str, model: Model, known: Iterable[Policy], where: str
+    text: str, model: Model, known: Iterable[Policy], where: str, target: str = "torch"
 ) -> tuple[Policy, bool]:
     """Return the policy that a file says it is of, and whether it is one of those `known`.
 
@@ -32,7 +32,7 @@ def policy_in_file(
     for policy in known:
         if policy.digest == digest:
             return policy, True
-    return read_file("torch", text, model, where).policy, False
+    return read_file(target, text, model, where).policy, False
 
 
 def verify_file(

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -220,26 +220,50 @@ def verify(
     model, exporter = task.build_model(dataset), target_named(one_of("verify target", target, RUN))
     running = _on_place(exporter.runs(policy, model), place)
     result = trained_in_torch(policy, task, model, seed, place, text)
+    made = beside_emulator(
+        result["steps"],
+        task,
+        running,
+        model,
+        dataset,
+        seed,
+        target=target,
+        **_told(result, running, model),
+        unlike=(*exporter.losses(running, model), *_not_there(exporter.runs(policy, model), place)),
+    )
+    return _decided(made, policy, task, model, dataset, seed, place, text) if made.chaotic else made
+
+
+def beside_emulator(
+    steps: Sequence[Sequence[float]],
+    task: Task,
+    running: Policy,
+    model: Model,
+    dataset: Dataset,
+    seed: int,
+    **told: Any,
+) -> Verdict:
+    """Return the verdict on the steps of a target: (loss, scale, skipped) of each.
+
+    `told` are the fields of a verdict that do not come from the emulator.
+    """
     first, *moved = emulator_runs(task, running, model, dataset, seed)
-    losses, scales, skipped = np.array(result["steps"], np.float64).T
+    losses, scales, skipped = np.array(steps, np.float64).T
     ours = reference_of(first, moved, scales, skipped, jitter_of(task, model))
     losses, scales, skipped = (x[: len(ours.run.losses)] for x in (losses, scales, skipped))
     apart = parting(ours.run, scales, skipped)
     one_skips = apart < len(losses) and bool(scales[apart] == ours.run.scales[apart])
     border = one_skips and is_borderline(task, running, model, dataset, seed, apart)
-    made = Verdict(
+    return Verdict(
         policy=running,
-        target=target,
         own=ours,
         losses=losses,
         scales=scales,
         skipped=skipped.astype(bool),
         compared=apart + border,  # the loss of that step is before its update
         borderline=border,
-        **_told(result, running, model),
-        unlike=(*exporter.losses(running, model), *_not_there(exporter.runs(policy, model), place)),
+        **told,
     )
-    return _decided(made, policy, task, model, dataset, seed, place, text) if made.chaotic else made
 
 
 def _decided(
@@ -330,11 +354,11 @@ def trained_in_torch(
             raise InputError(f"verify in torch: {reason}; expected it to train")
         result: dict[str, Any] = json.loads((folder / RESULT).read_text())
         if keeps:
-            result["values"] = _values_in(folder / VALUES, len(result["steps"]) + 1)
+            result["values"] = values_in(folder / VALUES, len(result["steps"]) + 1)
         return result
 
 
-def _values_in(file: Path, count: int) -> list[dict[str, Array]]:
+def values_in(file: Path, count: int) -> list[dict[str, Array]]:
     """Return the values in a file of NumPy's, by step."""
     values: list[dict[str, Array]] = [{} for _ in range(count)]
     with np.load(file) as held:
