@@ -56,7 +56,7 @@ def _raises(net: Any, x: Any) -> Any:
 
 def _prints(net: Any, x: Any) -> Any:
     print("\x00\xff\x1b[2J")
-    return net.fc(x).cummax(1).values
+    return net.fc(x).mode(1).values
 
 
 def _makes(net: Any, x: Any) -> Any:

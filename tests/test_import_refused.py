@@ -51,7 +51,7 @@ def _changed_diagonal(x: Any) -> Any:
 
 REFUSED: dict[str, tuple[Function, str]] = {
     "a number of the batch": (lambda x: x * (1.0 / len(x)), r"mul: 0.5 with 2 examples, 0.2 with"),
-    "a product of batches": (lambda x: x * (len(x) * len(x)), r"mul: 4 with 2 examples, 25 with 5"),
+    "a power of batches": (lambda x: x * len(x) ** 3, r"mul: 8 with 2 examples, 125 with 5"),
     "half a batch": (lambda x: x + x[len(x) // 2 :][:1], r"slice: 1 with 2 examples, 2 with 5"),
     "a constant of the batch": (
         lambda x: x * torch.tensor([1.0 / len(x)]),
@@ -75,7 +75,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
     ),
     "bits": (
         lambda x: x * ((x > 0).long() & 2),
-        r"__and__: bits of whole numbers; use truth values",
+        r"__and__: bits of whole numbers; compute them before, as an int64 input",
     ),
     "a part in place": (
         _changed_diagonal,
@@ -99,8 +99,8 @@ REFUSED: dict[str, tuple[Function, str]] = {
         r"scatter_reduce: reduce 'prod'; use sum, mean, amax or amin",
     ),
     "complex numbers": (
-        lambda x: torch.view_as_real(torch.complex(x, x).sum(1)),
-        r"sum: complex numbers; multiply them, or compute with view_as_real of them",
+        lambda x: torch.view_as_real(torch.complex(x, x).tanh()),
+        r"tanh: complex numbers; compute it of their real and imag parts",
     ),
     "a draw by weights": (lambda x: x * x[0].exp().multinomial(1), r"multinomial: no rule for"),
     "autocast": (_under_autocast, r"wrap_with_autocast: .* leave it out: formats are the policy's"),

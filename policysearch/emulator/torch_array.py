@@ -89,6 +89,14 @@ class TorchArray(NDArrayOperatorsMixin):
         return tuple(step * self.dtype.itemsize for step in self.tensor.stride())
 
     @property
+    def real(self) -> TorchArray:
+        return TorchArray(self.tensor.real)
+
+    @property
+    def imag(self) -> TorchArray:
+        return TorchArray(self.tensor.imag)
+
+    @property
     def T(self) -> TorchArray:
         return self.transpose()
 

@@ -108,6 +108,8 @@ ACCUMULATIONS: Mapping[str, Callable[..., Tensor]] = {
     "add": _accumulation(torch.cumsum),
     "multiply": _accumulation(torch.cumprod),
     "logical_and": _accumulation(lambda x, axis: torch.cumprod(x.to(torch.uint8), axis).bool()),
+    "maximum": _accumulation(lambda x, axis: torch.cummax(x, axis).values),
+    "minimum": _accumulation(lambda x, axis: torch.cummin(x, axis).values),
     "logaddexp": _accumulation(
         lambda x, axis, dtype=None: torch.logcumsumexp(x if dtype is None else x.to(dtype), axis)
     ),
@@ -358,7 +360,18 @@ def _broadcast(device: Any, x: Tensor, shape: Any) -> Tensor:
     return torch.broadcast_to(torch.as_tensor(x, device=device), tuple(shape))
 
 
+def _fourier(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(device: Any, x: Tensor, n: int, axis: int, norm: str | None = None) -> Tensor:
+        return function(x, n, axis, norm)
+
+    return call
+
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    **{name: _fourier(getattr(torch.fft, name)) for name in ("fft", "ifft", "rfft")},
+    "solve": lambda device, a, b: torch.linalg.solve(a, b),
+    "inv": lambda device, a: torch.linalg.inv(a),
+    "slogdet": lambda device, a: tuple(torch.linalg.slogdet(a)),
     "where": _where,
     "zeros": _filled(0.0),
     "empty": lambda device, shape, dtype=torch.float64, order="C": torch.empty(

@@ -23,7 +23,7 @@ PARTED = ("split", "split_with_sizes", "chunk", "unbind")
 VIEWS = frozenset(
     {
         *(*RESHAPED, *EXCHANGED, *PARTED, "permute", "select", "slice", "narrow", "getitem"),
-        *("contiguous", "to", "expand", "expand_as", "view_as", "diagonal", "unfold"),
+        *("contiguous", "to", "expand", "expand_as", "view_as", "diagonal", "unfold", "as_strided"),
     }
 )
 """Ops whose result may share the memory of what they read."""

@@ -8,10 +8,11 @@ from types import MappingProxyType
 from typing import Any
 
 from policysearch.graph import Shape
+from policysearch.importers.complex_numbers import complex_rule, is_complex
 from policysearch.importers.kernels import Kernel, names_in, rounds_once
 from policysearch.importers.program import FLOATS, Call, resolved
 from policysearch.importers.rules import rule_of
-from policysearch.importers.tracer import Complex, Tensor, Tracer
+from policysearch.importers.tracer import Tensor, Tracer
 from policysearch.values import InputError
 
 KEEP_ALL = "a selection whose size depends on values; keep all rows and multiply by the mask, or "
@@ -22,9 +23,6 @@ REMEDIES: Mapping[str, str] = MappingProxyType(
 """What to do instead of ops without a rule, by their names."""
 
 NO_RULE = "no rule for this op; write it with ops that have one"
-
-COMPLEX_OPS = ("mul", "multiply", "view_as_real", "real", "imag")
-"""Ops that take complex numbers."""
 
 MISSING = object()
 """The results, more than one, of a call that cannot be imported."""
@@ -84,15 +82,17 @@ def _emit(tracer: Tracer, call: Call) -> None:
     tracer.path, tracer.kind = call.path, call.kind
     name = call.op.removeprefix("aten.")
     rule = rule_of(call.op)
-    if call.fault or rule is None:
-        raise InputError(call.fault or REMEDIES.get(name, NO_RULE))
+    if call.fault:
+        raise InputError(call.fault)
     arguments = [tracer.argument(value) for value in call.arguments]
-    if _reads_missing(arguments):
+    if _reads_missing(arguments) and rule is not None:
         raise _Missing
     arguments = tracer.settled(arguments)
-    if any(isinstance(x, Complex) for x in arguments) and name.rstrip("_") not in COMPLEX_OPS:
-        raise InputError("complex numbers; multiply them, or compute with view_as_real of them")
     options = {key: tracer.argument(value) for key, value in call.options}
+    if is_complex(arguments):
+        rule = complex_rule(name, rule)
+    if rule is None:
+        raise InputError(REMEDIES.get(name, NO_RULE))
     follows = tracer.follows(arguments)
     try:
         with tracer.b.scope(**({"role": "input"} if follows else {})):

@@ -49,7 +49,9 @@ def _bits(rule: Rule) -> Rule:
 
     def of_truths(t: Tracer, *operands: Any) -> Tensor:
         if t.kind != TRUTHS:
-            raise refuse("bits of whole numbers", "use truth values")
+            raise refuse(
+                "bits of whole numbers", "compute them before, as an int64 input of their own"
+            )
         return rule(t, *operands)  # type: ignore[no-any-return]
 
     return of_truths

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from policysearch.importers.aliases import VIEWS, op_of, written
 from policysearch.importers.program import Piece
 
 PIECE = "piece"
@@ -37,9 +38,18 @@ def take_apart(program: Any, known: Known) -> None:
     live = {*signature.user_inputs, *signature.inputs_to_parameters}
     for node in list(graph.nodes):
         if any(x.name in live for x in node.all_input_nodes):
-            live.add(node.name)
+            live |= {node.name, *_memory(node)}
             live |= {piece.name for piece in _apart(graph, node, known)}
     graph.lint()
+
+
+def _memory(node: Any) -> Iterator[str]:
+    """Yield what a call writes into, and what that is a view of."""
+    place = written(node)
+    while place is not None:
+        yield place.name
+        is_view = op_of(place).removeprefix("aten.") in VIEWS
+        place = place.args[0] if is_view else written(place)
 
 
 def _apart(graph: Any, node: Any, known: Known) -> Iterator[Any]:
@@ -117,7 +127,7 @@ def _inlined(graph: Any, node: Any, pieces: Any) -> list[Any]:
                 copies[piece] = next(operands)
             elif piece.op == "output":
                 result = torch.fx.node.map_arg(piece.args[0], copies.__getitem__)
-            elif piece.users:
+            elif piece.users or written(piece) is not None:
                 copies[piece] = graph.node_copy(piece, copies.__getitem__)
     new = [x for x in copies.values() if x not in node.all_input_nodes]
     if isinstance(result, list | tuple):

@@ -1,7 +1,7 @@
 """Programs of torch.export, and what their nodes say.
 
-What a module does to gradients itself, and buffers that it moves itself, are refused: the forward
-pass, all that is read, does not show them.
+Numbers that a module changes itself and computes with are refused: the forward pass, all that is
+read, does not show them.
 """
 
 from __future__ import annotations
@@ -14,23 +14,26 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_impls import op_implementations_dict
 
 from policysearch.importers.aliases import Aliases, in_place, op_of, open_regions
 from policysearch.importers.decomposition import take_apart
 from policysearch.importers.packed import packed_known
 from policysearch.importers.program import FLOATS, TRUTHS, WHOLES, Extent, extent, resolved
 from policysearch.importers.rules import rule_of
+from policysearch.importers.stand_ins import (
+    alignments_known,
+    attributes_kept,
+    counts_known,
+    own_gradients_refused,
+)
 from policysearch.ops.dense import UNCAST
 from policysearch.values import USER_FAULTS, InputError
-
-GRADIENT_REMEDY = "expected the gradients that torch derives; leave it out"
 
 BATCHES = (2, 3, 5)
 """Numbers of examples that a module is exported with."""
@@ -60,62 +63,8 @@ RECURRENT_ARGUMENTS = 9
 """So many has a recurrent layer, the last of which says whether the batch comes first."""
 
 FRAME = re.compile(r'File "(.+)", line (\d+)')
-TORCH = os.path.dirname(torch.__file__)
-
-
-def check_hooks(module: Any) -> None:
-    """Raise InputError where a parameter or a part of the module has a hook on gradients."""
-    for name, parameter in module.named_parameters():
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            raise InputError(f"parameter {name}: a hook on its gradient; {GRADIENT_REMEDY}")
-    for name, part in module.named_modules():
-        if part._backward_hooks or part._backward_pre_hooks:
-            raise InputError(
-                f"module {name or type(part).__name__}: a backward hook; {GRADIENT_REMEDY}"
-            )
-
-
-@contextlib.contextmanager
-def own_gradients_refused() -> Iterator[None]:
-    """While it is entered, what a forward pass does to gradients itself raises InputError."""
-    with (
-        mock.patch.object(torch.autograd.Function, "apply", classmethod(_checked_apply)),
-        mock.patch.object(torch.Tensor, "register_hook", _refused_hook),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def alignments_known() -> Iterator[None]:
-    """While it is entered, torch.export takes a `ctc_loss`: without, the shapes are unknown to it.
-
-    They are those of a value inside, which no program of the export has.
-    """
-
-    def alignments(mode: Any, op: Any, log_p: Any, *others: Any, **options: Any) -> Any:
-        with mode:
-            return log_p.new_empty(log_p.shape[1:-1]), log_p.new_empty(log_p.shape)
-
-    overloads = (torch.ops.aten._ctc_loss.default, torch.ops.aten._ctc_loss.Tensor)
-    with mock.patch.dict(op_implementations_dict, dict.fromkeys(overloads, alignments)):
-        yield
-
-
-_apply: Any = torch.autograd.Function.__dict__["apply"]
-"""A descriptor: a classmethod, since torch 2.14 one of C."""
-
-
-def _checked_apply(function: Any, *arguments: Any, **options: Any) -> Any:
-    """Apply a function of torch's own, which has the gradient of what it computes."""
-    if not function.__module__.startswith("torch."):
-        raise InputError(
-            f"autograd.Function {function.__name__}: a gradient of its own; {GRADIENT_REMEDY}"
-        )
-    return _apply.__get__(None, function)(*arguments, **options)
-
-
-def _refused_hook(value: Any, hook: Any) -> Any:
-    raise InputError(f"Tensor.register_hook in forward: {GRADIENT_REMEDY}")
+ELSEWHERE = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
+"""Where the lines are that are not the user's."""
 
 
 def exported(module: Any, inputs: tuple[Any, ...], training: bool = True) -> Any:
@@ -139,7 +88,9 @@ def exported(module: Any, inputs: tuple[Any, ...], training: bool = True) -> Any
             packed_known(),
         ):
             warnings.simplefilter("ignore")
-            program = torch.export.export(module.train(training), inputs, strict=False)
+            module.train(training)
+            with counts_known(), attributes_kept(module):
+                program = torch.export.export(module, inputs, strict=False)
             open_regions(program.graph_module)
             take_apart(program, rule_of)
             return program
@@ -357,9 +308,10 @@ def path_of(node: Any) -> str:
 
 
 def line_of(node: Any) -> str:
-    """Return the innermost line of code outside torch that a call comes from, "" if unknown."""
+    """Return the innermost line of the user's code that a call comes from, "" if unknown."""
     frames = FRAME.findall(node.meta.get("stack_trace") or "")
-    own = [(file, line) for file, line in frames if not file.startswith(f"{TORCH}{os.sep}")]
+    others = tuple(f"{place}{os.sep}" for place in ELSEWHERE)
+    own = [(file, line) for file, line in frames if not file.startswith(others)]
     return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
 
 
@@ -387,11 +339,17 @@ def shape_at_first(node: Any) -> tuple[int, ...] | None:
 
 
 def extent_of(extents: Sequence[int]) -> int | Extent:
-    """Return the number that is these at the BATCHES; InputError where it grows unevenly."""
+    """Return the number that is these at the BATCHES; InputError where it grows unevenly.
+
+    Evenly is with the examples, or with the pairs of them alone, as in losses of a whole batch.
+    """
     by_batch = extent(int(extents[0]), int(extents[1]))
-    if resolved(by_batch, BATCHES[2]) != extents[2]:
+    if resolved(by_batch, BATCHES[2]) == extents[2]:
+        return by_batch
+    pairs = Extent(0, 0, int(extents[0]) // BATCHES[0] ** 2)
+    if [resolved(pairs, batch) for batch in BATCHES] != list(extents):
         raise _depends(extents)
-    return by_batch
+    return pairs
 
 
 def number_of(numbers: Sequence[Any]) -> Any:
@@ -433,6 +391,20 @@ def adds_apart(node: Any) -> bool | str:
         return False
     strides = [s for s, n in zip(rows.stride(), rows.shape, strict=True) if s and n > 1]
     return UNCAST if strides == sorted(strides, reverse=True) else True
+
+
+def memory_order(node: Any) -> tuple[int, ...]:
+    """Return the axes of what a call reads first as they lie in memory; () where in their order.
+
+    InputError where its values do not fill the memory, one after the other.
+    """
+    value = node.args[0].meta["val"]
+    if value.is_contiguous():
+        return ()
+    order = sorted(range(value.dim()), key=lambda axis: (-value.stride(axis), axis))
+    if not value.permute(order).is_contiguous():
+        raise InputError("a view of parts of a tensor; expected a whole one: x.contiguous()")
+    return tuple(order)
 
 
 def narrows(node: Any) -> bool:

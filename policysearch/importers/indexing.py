@@ -13,7 +13,7 @@ from policysearch.graph import size
 from policysearch.importers.elementwise import divide, multiply
 from policysearch.importers.shapes import expand, slice_of, unsqueeze
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
-from policysearch.ops import extrema, gather, indexing, masks
+from policysearch.ops import extrema, extremes, gather, indexing, masks
 from policysearch.ops import scatter as scatter_ops
 from policysearch.ops.draws import like
 
@@ -170,7 +170,9 @@ def select_scatter(t: Tracer, x: Tensor, value: Tensor, dim: int, index: int) ->
 
 
 def copied(t: Tracer, x: Tensor, value: Tensor, *_: Any) -> Tensor:
-    """What is copied onto x, in the shape of x."""
+    """What is copied onto x, in the shape and the format of x."""
+    if not t.is_whole(x) and not t.is_whole(value):
+        value = t.emit(like, x, value)
     return expand(t, value, x.shape)
 
 
@@ -181,8 +183,21 @@ def filled(t: Tracer, x: Tensor, value: Any) -> Tensor:
     return expand(t, value, x.shape)
 
 
+def extreme_so_far(*, smallest: bool) -> Rule:
+    """Return the rule of a running extreme and where it is, to which its gradient goes."""
+
+    def rule(t: Tracer, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        axis = dim % len(x.shape)
+        places = t.whole(extremes.place_so_far, x, axis=axis, smallest=smallest)
+        return gathered(t, x, axis, places), places
+
+    return rule
+
+
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
+        "cummax": extreme_so_far(smallest=False),
+        "cummin": extreme_so_far(smallest=True),
         "index": index,
         "index_select": index_select,
         "gather": gathered,

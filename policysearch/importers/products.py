@@ -1,4 +1,4 @@
-"""Import rules: products of tensors over any axes, and of complex numbers."""
+"""Import rules: products of tensors over any axes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from policysearch.graph import Shape, size
 from policysearch.importers.attention import matmul
 from policysearch.importers.elementwise import add, multiply
 from policysearch.importers.reductions import over
-from policysearch.importers.shapes import diagonal, expand, moved, permute, select, stack
-from policysearch.importers.tracer import Complex, Rule, Tensor, Tracer, refuse
+from policysearch.importers.shapes import diagonal, moved, permute, select
+from policysearch.importers.tracer import Rule, Tensor, Tracer
 from policysearch.ops import dense
-from policysearch.ops.complex_product import complex_product
 from policysearch.ops.reduce import sum_over
 
 Labels = Sequence[str]
@@ -209,43 +206,6 @@ def bilinear(t: Tracer, a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | Non
     return result if bias is None else add(t, result, bias)
 
 
-def times(t: Tracer, a: Any, b: Any) -> Any:
-    """Multiply elements; complex ones by their parts."""
-    if not isinstance(a, Complex) and not isinstance(b, Complex):
-        return multiply(t, a, b)
-    if not isinstance(a, Complex):
-        return times(t, b, a)
-    if not isinstance(b, Complex):
-        return Complex(multiply(t, a.parts, _on_parts(t, b)))
-    if t.is_trained(b.parts) and not t.is_trained(a.parts):
-        a, b = b, a
-    lead = tuple(np.broadcast_shapes(a.parts.shape, b.parts.shape))
-    return Complex(t.emit(complex_product, expand(t, a.parts, lead), b.parts))
-
-
-def _on_parts(t: Tracer, x: Any) -> Any:
-    return t.view(x, (*x.shape, 1)) if isinstance(x, Tensor) else x
-
-
-def _parts(t: Tracer, x: Any) -> Tensor:
-    if not isinstance(x, Complex):
-        raise refuse("view_as_real of real numbers", "give it complex ones")
-    return x.parts
-
-
-def joined(t: Tracer, real: Tensor, imaginary: Tensor) -> Complex:
-    return Complex(stack(t, (real, imaginary), -1))
-
-
-def part_of(place: int) -> Rule:
-    """Return the rule of the real parts, at place 0, or of the imaginary ones, at 1."""
-
-    def rule(t: Tracer, x: Any) -> Tensor:
-        return x if isinstance(x, Tensor) and not place else select(t, _parts(t, x), -1, place)
-
-    return rule
-
-
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "einsum": einsum,
@@ -257,11 +217,5 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "addmv": addmv,
         "addbmm": addbmm,
         "bilinear": bilinear,
-        **dict.fromkeys(("mul", "multiply"), times),
-        "view_as_complex": lambda t, x: Complex(x),
-        "view_as_real": _parts,
-        "complex": joined,
-        "real": part_of(0),
-        "imag": part_of(1),
     }
 )

@@ -19,10 +19,11 @@ MEETING = "floats of what they meet"
 
 @dataclass(frozen=True)
 class Extent:
-    """A whole number that depends on the batch: base + per_example * batch size."""
+    """A whole number that depends on the batch: base + per_example * size + per_pair * size^2."""
 
     base: int
     per_example: int
+    per_pair: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Program:
 def resolved(value: Any, batch: int) -> Any:
     """Return an argument with every Extent as the number it is for this batch size."""
     if isinstance(value, Extent):
-        return value.base + value.per_example * batch
+        return value.base + value.per_example * batch + value.per_pair * batch**2
     if isinstance(value, tuple):
         return tuple(resolved(item, batch) for item in value)
     return value

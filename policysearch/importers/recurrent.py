@@ -15,7 +15,7 @@ from policysearch.graph import Op
 from policysearch.importers.attention import dropout
 from policysearch.importers.elementwise import add, multiply, plain, subtract
 from policysearch.importers.layers import linear
-from policysearch.importers.shapes import cat, exchanged, part, select, unsqueeze
+from policysearch.importers.shapes import cat, exchanged, part, select, stack, unsqueeze
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import activations, elementwise
 from policysearch.ops.comparison import compare
@@ -128,11 +128,11 @@ def _arrays(
 
 
 def _read_once(t: Tracer, array: Tensor) -> Tensor:
-    """Return an array as one call of torch reads it.
+    """Return an array, or a state, as one call of torch reads it.
 
     It is cast once for all steps, so that its gradients are summed in that format.
     """
-    return Tensor(t.b.emit(reshape, array.id, attrs={"shape": array.shape}), array.shape)
+    return Tensor(t.b.emit(reshape, t.full(array), attrs={"shape": array.shape}), array.shape)
 
 
 def _weights(row: Sequence[Tensor], *, biases: bool, projected: bool) -> Weights:
@@ -156,25 +156,25 @@ def _stacked(step: Step) -> Rule:
         batch_first: bool = False,
         apart: bool | str = False,
     ) -> tuple[Tensor, ...]:
-        ways, first = 2 if bidirectional else 1, states if isinstance(states, tuple) else (states,)
+        ways, given = 2 if bidirectional else 1, states if isinstance(states, tuple) else (states,)
+        start, ends, first = len(t.b.nodes), list[States](), [_read_once(t, each) for each in given]
         projected = len(first) == 2 and first[0].shape[-1] != first[1].shape[-1]
-        start, ends = len(t.b.nodes), list[States]()
         rows = _arrays(t, weights, ways, num_layers, biases=has_biases, projected=projected)
         x, packed = (x.steps, x) if isinstance(x, Packed) else (x, None)
         x = exchanged(t, x, 0, 1) if batch_first else x
         for layer in range(num_layers):
-            outputs = []
+            outputs = list[Tensor]()
             for way in range(ways):
-                place = layer * ways + way
+                row, place = rows[layer * ways + way], layer * ways + way
                 own = tuple(select(t, state, 0, place) for state in first)
-                inner = rows[place].of_input(t, x, apart=apart and not (layer or packed))
-                steps, end = _over_time(t, step, inner, rows[place], own, packed, back=bool(way))
+                inner = row.of_input(t, x, apart=apart and not (layer or packed))
+                steps, end = _over_time(t, step, inner, row, own, packed, back=bool(way))
                 outputs.append(steps)
                 ends.append(end)
             x = outputs[0] if ways == 1 else cat(t, outputs, 2)
             if layer < num_layers - 1:
                 x = dropout(t, x, dropout_share, train)
-        last = (cat(t, [unsqueeze(t, s, 0) for s in ss], 0) for ss in zip(*ends, strict=True))
+        last = (stack(t, states, 0) for states in zip(*ends, strict=True))
         results = (exchanged(t, x, 0, 1) if batch_first else x, *last)
         t.list_under("matmul", start)
         return results
@@ -188,7 +188,8 @@ def _cell(step: Step) -> Rule:
     def rule(t: Tracer, x: Tensor, states: Any, *arrays: Tensor | None) -> Any:
         start = len(t.b.nodes)
         weights = Weights(*arrays)  # type: ignore[arg-type]
-        first = states if isinstance(states, tuple) else (states,)
+        given = states if isinstance(states, tuple) else (states,)
+        first = tuple(_read_once(t, state) for state in given)
         following = step(t, weights.of_input(t, x), first, weights)
         t.list_under("matmul", start)
         return following if len(following) > 1 else following[0]

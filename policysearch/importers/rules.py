@@ -18,6 +18,8 @@ TITLES: Mapping[str, str] = MappingProxyType(
         "comparison": "comparisons and logic",
         "attention": "softmax and attention",
         "products": "products",
+        "complex_numbers": "complex numbers and Fourier transforms",
+        "linear_algebra": "linear algebra",
         "reductions": "sums, means and extremes",
         "convolution": "convolutions and pools",
         "windows": "borders, windows and sizes",

@@ -29,7 +29,6 @@ from policysearch.importers.exported import (
     FLOAT_TYPES,
     adds_apart,
     array_names,
-    check_hooks,
     draws,
     exports,
     extent_of,
@@ -37,6 +36,7 @@ from policysearch.importers.exported import (
     kind_of,
     like_of_draw,
     line_of,
+    memory_order,
     narrows,
     number_of,
     path_of,
@@ -57,6 +57,7 @@ from policysearch.importers.program import (
     Program,
     Ref,
 )
+from policysearch.importers.stand_ins import check_hooks, check_layouts, check_types
 from policysearch.nn.model import Input, ParameterSpec
 from policysearch.ops.source import own
 from policysearch.values import InputError
@@ -87,6 +88,7 @@ class Reader:
         """Read the module as in `training` or in evaluation; `moved` buffers are no constants."""
         self.module, self._training = module, training
         check_hooks(module)
+        check_layouts(module)
         read = exports(module, example, training)
         self._exports, self._casts_known, self._aliases = (
             read.programs,
@@ -114,7 +116,7 @@ class Reader:
         )
         self._updated = self._moved_buffers()
         self._statistics = self._running() | set(self._updated) | set(moved)
-        _check_types({**dict(module.named_parameters()), **self._buffers(self._statistics)})
+        check_types({**dict(module.named_parameters()), **self._buffers(self._statistics)})
 
     def input_name(self, argument: str) -> str:
         """Return what an argument of the forward pass is called, apart from what the module holds.
@@ -318,7 +320,7 @@ class Reader:
                 return self._cast_to(first, versions[1])
             if isinstance(first, int) and not isinstance(first, bool):
                 return extent_of(versions)
-            known = isinstance(first, float | bool | str | type(None))
+            known = isinstance(first, float | bool | str | complex | type(None))
             return number_of(versions) if known else str(first)
 
         arguments = tuple(map(read, zip(*map(arguments_of, nodes), strict=True)))
@@ -356,6 +358,8 @@ class Reader:
             arguments, options = self._draw(nodes, arguments, dict(options))
         if op == "aten.scaled_dot_product_attention":
             arguments, options = self._attention(two, arguments, dict(options), fixed)
+        if op == "aten.as_strided" and (order := memory_order(two)):
+            options = (*options, ("order", order))
         if apart := adds_apart(two):
             options = (*options, ("apart", apart))
         if self._casts_known and narrows(nodes[1]):
@@ -406,6 +410,8 @@ class Reader:
 
     def _cast_to(self, wanted: Any, in_copy: Any) -> str:
         """Return what a cast is to: where the copy in another format casts to that, its input's."""
+        if wanted.is_complex:
+            return COMPLEX
         if wanted not in FLOAT_TYPES:
             return TRUTHS if wanted == torch.bool else WHOLES
         if self._casts_known and wanted != in_copy:
@@ -470,14 +476,6 @@ class Reader:
         kind = COMPLEX if paired else kind
         self._rows.append(Constant(name, tuple(value.shape), kind=kind, **growth(two, five)))
         return name
-
-
-def _check_types(arrays: Mapping[str, Any]) -> None:
-    """Raise InputError for parameters and statistics that are not float32."""
-    for name, value in arrays.items():
-        if value.dtype != torch.float32:
-            remedy = "expected torch.float32, say by module.float(): formats are the policy's"
-            raise InputError(f"{name}: {value.dtype}; {remedy}")
 
 
 def _check_value(node: Any) -> None:

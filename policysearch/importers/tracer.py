@@ -52,6 +52,10 @@ class Complex:
 
     parts: Tensor
 
+    @property
+    def shape(self) -> Shape:
+        return self.parts.shape[:-1]
+
 
 Rule = Callable[..., Any]
 """rule(tracer, *arguments, **options): a Tensor, or a tuple of them, for a call of a torch op."""
@@ -275,6 +279,8 @@ class Tracer:
 
     def straight(self, x: Tensor) -> Tensor:
         """Return x with its last two axes in the order of its shape."""
+        if isinstance(x, Complex):
+            raise InputError("complex numbers; give it their real or imag part")
         if not x.swapped:
             return x
         *lead, rows, columns = x.shape

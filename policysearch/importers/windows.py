@@ -8,11 +8,13 @@ from typing import Any
 
 from policysearch.graph import Shape, size
 from policysearch.importers.reductions import over
+from policysearch.importers.shapes import permute
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import adaptive_max, pool, resample
 from policysearch.ops.conv_geometry import many
 from policysearch.ops.pad import pad as pad_op
 from policysearch.ops.reduce import mean
+from policysearch.ops.strided import strided
 from policysearch.ops.windows import fold, unfold
 
 
@@ -196,6 +198,20 @@ METHODS = (
     ("nearest-exact", {n: f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)}),
 )
 
+
+def as_strided(
+    t: Tracer,
+    x: Tensor,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    offset: int | None = None,
+    order: Sequence[int] = (),
+) -> Tensor:
+    """Return what torch.as_strided does of x, whose axes lie in memory in `order`."""
+    stored = permute(t, x, order) if order else x
+    return t.emit(strided, stored, shape=tuple(sizes), strides=tuple(strides), offset=offset or 0)
+
+
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         **{f"max_pool{n}d": max_pool(n) for n in (1, 2, 3)},
@@ -204,6 +220,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         **{f"adaptive_avg_pool{n}d": adaptive_average_pool(n) for n in (1, 2, 3)},
         **{f"adaptive_max_pool{n}d": adaptive_max_pool(n) for n in (1, 2, 3)},
         **{name: interpolated(how, n) for how, names in METHODS for n, name in names.items()},
+        "as_strided": as_strided,
         "pad": pad,
         "constant_pad_nd": pad_by("constant"),
         **{f"reflection_pad{n}d": pad_by("reflect") for n in (1, 2, 3)},

@@ -25,6 +25,11 @@ INNER_FORMAT = "inner"
 MATH_ATTENTION = "math_attention"
 """What nodes are listed as that are the inside of attention: float32 in any policy."""
 
+FLOAT32_ALONE = "float32_alone"
+"""What nodes are listed as that torch has for no 16 bits: complex numbers, linear algebra."""
+
+ALWAYS_FLOAT32 = (MATH_ATTENTION, FLOAT32_ALONE)
+
 RESULT = "result"
 
 

@@ -18,7 +18,7 @@ like = Op(
     pinned=(1,),
     pointwise=False,
 )
-"""The second input, a constant, a draw or a parameter, rounded to the format of the first."""
+"""The second input, rounded to the format of the first."""
 
 bernoulli = Op(
     "bernoulli",

@@ -101,3 +101,24 @@ argmax = Op(
     kind="reduce",
 )
 """Where along `axis` the largest value is, or the `smallest`: the first of equal ones."""
+
+
+def _place_so_far(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    x, axis = inputs[0], attrs["axis"]
+    extreme = (np.minimum if attrs.get("smallest") else np.maximum).accumulate(x, axis)
+    shape = [1] * x.ndim
+    shape[axis] = -1
+    numbers = np.arange(x.shape[axis], dtype=np.int64).reshape(shape)
+    reached = np.where((x == extreme) | np.isnan(x), numbers, 0)
+    return np.maximum.accumulate(reached, axis).astype(np.float32)
+
+
+place_so_far = Op(
+    "cummax_place",
+    lambda inputs, attrs: inputs[0],
+    _place_so_far,
+    flops=lambda inputs, out, attrs: 2 * size(out),
+    example=lambda rng: Example(_distinct(rng).inputs, {"axis": 1}),
+    kind="reduce",
+)
+"""Where the largest value up to each along `axis` is, or the `smallest`: the last of equal ones."""

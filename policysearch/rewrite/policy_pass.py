@@ -59,7 +59,7 @@ def policy_rules(policy: Policy) -> tuple[Conversion, ...]:
     """
     unscaling = (_rule("unscaling", _unscaled, op="unscale", role="update"),)
     low, wide, promoted = policy.low_precision_ops, policy.fp32_ops, policy.promote_ops
-    wide = ("scale_loss", "divide_loss", composite.MATH_ATTENTION, *wide)
+    wide = ("scale_loss", "divide_loss", *composite.ALWAYS_FLOAT32, *wide)
     return (
         _rule("source", _source, kind="source"),
         _rule("whole numbers", _as_fed, role="input"),
@@ -71,7 +71,7 @@ def policy_rules(policy: Policy) -> tuple[Conversion, ...]:
         *(_attention_rules(low) if low else ()),
         *(product_rules(policy) if low else ()),
         *_both("low-precision op", _low, _low_gradient, low),
-        _rule("product in float32", _wide_product, kind="gemm", source=composite.MATH_ATTENTION),
+        _rule("product in float32", _wide_product, kind="gemm", source=composite.ALWAYS_FLOAT32),
         *_both("float32 op", _float32, _float32_gradient, wide),
         *_both("promoted op", _promoted, _promoted_gradient, promoted),
         *(unscaling if policy.loss_scale.kind == "none" else ()),

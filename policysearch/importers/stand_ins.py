@@ -1,0 +1,158 @@
+"""What torch.export stumbles over while it runs a forward pass, and what it has in its place.
+
+What a module does to gradients itself is refused: the forward pass, all that is read, does not
+show it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._functorch import eager_transforms, vmap
+from torch._subclasses.fake_impls import op_implementations_dict
+
+from policysearch.values import InputError
+
+GRADIENT_REMEDY = "expected the gradients that torch derives; leave it out"
+DERIVATIVE_REMEDY = (
+    "write the derivative out with ops of forward, or take the difference of two calls"
+)
+
+
+def check_hooks(module: Any) -> None:
+    """Raise InputError where a parameter or a part of the module has a hook on gradients."""
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise InputError(f"parameter {name}: a hook on its gradient; {GRADIENT_REMEDY}")
+    for name, part in module.named_modules():
+        if part._backward_hooks or part._backward_pre_hooks:
+            raise InputError(
+                f"module {name or type(part).__name__}: a backward hook; {GRADIENT_REMEDY}"
+            )
+
+
+def check_layouts(module: Any) -> None:
+    """Raise InputError for what a module holds as a sparse tensor."""
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if value.layout != torch.strided:
+            given = str(value.layout).removeprefix("torch.")
+            raise InputError(f"{name}: {given}; expected a dense tensor: .to_dense()")
+
+
+def check_types(arrays: Mapping[str, Any]) -> None:
+    """Raise InputError for parameters and statistics that are not float32."""
+    for name, value in arrays.items():
+        if value.dtype != torch.float32:
+            remedy = "expected torch.float32, say by module.float(): formats are the policy's"
+            raise InputError(f"{name}: {value.dtype}; {remedy}")
+
+
+@contextlib.contextmanager
+def own_gradients_refused() -> Iterator[None]:
+    """While it is entered, what a forward pass does to gradients itself raises InputError."""
+    derivative = _refusal("derivatives in forward", DERIVATIVE_REMEDY)
+    hook = _refusal("Tensor.register_hook in forward", GRADIENT_REMEDY)
+    mapped = _refusal("torch.func.vmap", "write it over a further axis: torch.einsum, torch.bmm")
+    with (
+        mock.patch.object(torch.autograd.Function, "apply", classmethod(_checked_apply)),
+        mock.patch.object(torch.Tensor, "register_hook", hook),
+        mock.patch.object(torch.autograd, "_engine_run_backward", derivative),
+        mock.patch.object(eager_transforms, "grad_increment_nesting", derivative),
+        mock.patch.object(eager_transforms, "jvp_increment_nesting", derivative),
+        mock.patch.object(vmap, "vmap_increment_nesting", mapped),
+    ):
+        yield
+
+
+_apply: Any = torch.autograd.Function.__dict__["apply"]
+"""A descriptor: a classmethod, since torch 2.14 one of C."""
+
+
+def _checked_apply(function: Any, *arguments: Any, **options: Any) -> Any:
+    """Apply a function of torch's own, which has the gradient of what it computes."""
+    if not function.__module__.startswith("torch."):
+        raise InputError(
+            f"autograd.Function {function.__name__}: a gradient of its own; {GRADIENT_REMEDY}"
+        )
+    return _apply.__get__(None, function)(*arguments, **options)
+
+
+def _refusal(what: str, remedy: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise InputError(f"{what}: {remedy}")
+
+    return refuse
+
+
+@contextlib.contextmanager
+def alignments_known() -> Iterator[None]:
+    """While it is entered, torch.export takes a `ctc_loss`: without, the shapes are unknown to it.
+
+    They are those of a value inside, which no program of the export has.
+    """
+
+    def alignments(mode: Any, op: Any, log_p: Any, *others: Any, **options: Any) -> Any:
+        with mode:
+            return log_p.new_empty(log_p.shape[1:-1]), log_p.new_empty(log_p.shape)
+
+    overloads = (torch.ops.aten._ctc_loss.default, torch.ops.aten._ctc_loss.Tensor)
+    with mock.patch.dict(op_implementations_dict, dict.fromkeys(overloads, alignments)):
+        yield
+
+
+def _counts(x: Any, weights: Any = None, minlength: int = 0) -> Any:
+    """torch.bincount, of numbers below `minlength`: else its size depends on values."""
+    if minlength < 1:
+        raise InputError(
+            "torch.bincount: a size that depends on values; expected minlength, above all numbers"
+        )
+    found = x.unsqueeze(-1) == torch.arange(minlength)
+    if weights is None:
+        return found.long().sum(0)
+    return torch.where(found, weights.unsqueeze(-1), 0.0).sum(0)
+
+
+def _histogram(x: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
+    """torch.histc, whose last bin has its upper end too; it has no gradient."""
+    x = x.detach().flatten()
+    low, high = (x.min(), x.max()) if min == max else (min, max)
+    place = ((x - low) * bins / (high - low)).floor().clamp(max=bins - 1).unsqueeze(-1)
+    there = ((x >= low) & (x <= high)).unsqueeze(-1)
+    return ((place == torch.arange(bins)) & there).to(x.dtype).sum(0)
+
+
+class _Data:
+    """Tensor.data while a forward pass is read: what it has is seen, as by detach()."""
+
+    def __get__(self, x: Any, owner: Any = None) -> Any:
+        return self if x is None else x.detach()
+
+    def __set__(self, x: Any, value: Any) -> None:
+        torch._C.TensorBase.data.__set__(x, value)
+
+
+@contextlib.contextmanager
+def counts_known() -> Iterator[None]:
+    """While it is entered, counts are written out and Tensor.data is a view without gradients."""
+    with contextlib.ExitStack() as stack:
+        for owner in (torch, torch.Tensor):
+            for name, function in (("bincount", _counts), ("histc", _histogram)):
+                stack.enter_context(mock.patch.object(owner, name, function))
+        stack.enter_context(mock.patch.object(torch.Tensor, "data", _Data(), create=True))
+        yield
+
+
+@contextlib.contextmanager
+def attributes_kept(module: Any) -> Iterator[None]:
+    """Give the parts of a module back, at the end, the attributes that forward sets."""
+    before = [(part, dict(vars(part))) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, attributes in before:
+            vars(part).clear()
+            vars(part).update(attributes)
