@@ -121,6 +121,57 @@ def test_an_op_that_would_overflow_is_named_with_its_direction(tmp_path: Path) -
     assert not [f for f in found(path, "bfloat16") if f.kind == "overflow"]
 
 
+def recorded(path: Path, loss_of: Callable[[Any], Any], scaler: Scaler | None = None) -> None:
+    """Record a step of a linear layer whose loss is computed outside of it."""
+    torch.manual_seed(0)
+    net = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with policysearch.record(net, optimizer, path, every=1, scaler=scaler):
+        loss = loss_of(net(torch.randn(64, 8)))
+        (loss * SCALE if scaler else loss).backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1e9)
+        optimizer.step()
+        torch.randn(4) * 1e30  # nothing is seen from the backward pass to the next forward pass
+
+
+def test_a_loss_that_is_computed_behind_the_module_is_seen_and_its_scale_is_not(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "log"
+    recorded(path, lambda y: ((100.0 * y) ** 2).sum())
+    first = found(path)[0]
+    assert (first.kind, first.direction, first.layer, first.op) == ("overflow", "fprop", "", "sum")
+    ops = {row.op for row in read_log(path)[0].exponents if row.direction == "fprop"}
+    assert ops - {"ones_like"} == {"addmm", "mul", "pow", "sum"}  # what `backward` begins with
+    recorded(path, lambda y: 100.0 * y.square().mean(), Scaler())
+    assert not [f for f in found(path) if f.direction == "fprop"]
+
+
+def test_a_divisor_that_would_be_zero_is_named_and_one_that_would_not_is_not(
+    tmp_path: Path,
+) -> None:
+    """Half of float16's smallest number is 2^-25."""
+    path = tmp_path / "log"
+    for size, lost in ((1e-9, True), (2.0**-20, False)):
+        for wrong in (
+            lambda p, size=size: torch.log(p.square() * 0.0 + size).mean() * 1e-3,
+            lambda p, size=size: (1.0 / (p * 0.0 + size)).mean() * 0.0,
+            lambda p, size=size: (p * size / (p * 0.0 + size)).mean(),
+        ):
+            recorded(path, wrong)
+            born = [f for f in found(path) if f.kind == "born"]
+            assert [f.op in ("log", "reciprocal", "div") for f in born] == [True] * lost
+            assert not lost or ("divides by" in born[0].words and born[0].direction == "fprop")
+            assert not [f for f in found(path, "bfloat16") if f.kind == "born"]
+
+
+def test_of_two_overflows_the_first_is_named_first(tmp_path: Path) -> None:
+    """Though an op called like the second has run before both."""
+    path = tmp_path / "log"
+    recorded(path, lambda y: (torch.exp(2.0 * y.clamp(20.0, 30.0) + 0.0 * y) * 4.0 + y).mean())
+    assert [f.op for f in found(path) if f.kind == "overflow"][:2] == ["exp", "mul"]
+
+
 def test_gradients_that_would_vanish_are_named(tmp_path: Path) -> None:
     path = tmp_path / "log"
     trained(path, size=1e-12)

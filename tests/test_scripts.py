@@ -270,54 +270,6 @@ def test_bad_input_is_said_in_one_line_before_training(
     assert not list(tmp_path.glob(".*")) and not list(tmp_path.glob("*.tmp"))
 
 
-def lengths(rows: list[tuple[Any, int]]) -> dict[str, Any]:
-    """Pad to the longest of the batch, as collators do."""
-    longest = max(2 + y for _, y in rows)
-    ids = torch.zeros(len(rows), longest, dtype=torch.int64)
-    mask = torch.zeros(len(rows), longest)
-    for place, (_, y) in enumerate(rows):
-        ids[place, : 2 + y], mask[place, : 2 + y] = 1 + y, 1.0
-    return {"ids": ids, "mask": mask, "labels": torch.tensor([y for _, y in rows])}
-
-
-class Bag(torch.nn.Module):  # type: ignore[name-defined]
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.table, self.head = torch.nn.Embedding(5, 6), torch.nn.Linear(6, 3)
-
-    def forward(self, ids: Any, mask: Any) -> Any:
-        return self.head((self.table(ids) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
-
-
-def bag_loss(module: Any, batch: Any) -> Any:
-    return torch.nn.functional.cross_entropy(module(batch["ids"], batch["mask"]), batch["labels"])
-
-
-def test_lists_of_different_lengths_are_filled_up_and_train_as_in_torch(tmp_path: Path) -> None:
-    given = torch.utils.data.DataLoader(Points(), 2, shuffle=True, collate_fn=lengths)
-    options: dict[str, Any] = {"module": Bag(), "loss": bag_loss, "steps": 15}
-    with pytest.raises(ps.InputError, match="expected one shape: have the collate function pad"):
-        read(tmp_path, given, **options)
-    pads = {"ids": 0, "mask": 0}
-    options |= {"pads": pads, "length": 4, "optimizer": "sgd", "learning_rate": 0.1}
-    script = read(tmp_path, given, **{**options, "module": Bag()})
-    ours = train(script.task, preset("float32", script.model.layer_names), 0, dataset=script.data)
-    module, theirs, widths = Bag(), [], set()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        for batch in given:
-            widths.add(batch["ids"].shape[1])
-            value = bag_loss(module, batch)
-            optimizer.zero_grad()
-            value.backward()
-            optimizer.step()
-            theirs.append(float(value.detach()))
-    assert len(widths) > 1
-    np.testing.assert_allclose(ours.losses, theirs, rtol=2e-6)
-
-
 def loop(module: Any, optimizer: Any, scheduler: Any, batches: list[Any]) -> list[float]:
     losses = []
     for x, y in batches:

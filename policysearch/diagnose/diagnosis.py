@@ -8,8 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from policysearch.diagnose.evidence import Cause, Evidence
-from policysearch.diagnose.repairs import LeftOut, Repair, kept_there, low_work, repairs_of
+from policysearch.diagnose.repairs import (
+    LeftOut,
+    Repair,
+    followed,
+    joined,
+    kept_there,
+    low_work,
+    repairs_of,
+)
 from policysearch.diagnose.shadow import Shadows
+from policysearch.graph import Graph
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
@@ -47,6 +56,9 @@ HELPS = 0.5
 
 TIMES_BEST = 2.0
 """So is an error of so many times the smallest that any change leaves."""
+
+HOPELESS = 0.5
+"""Where every single change leaves an error above this, two are tried together."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +118,7 @@ class Diagnoser:
         self.target = target or "torch"
         self._progress = progress
         self._shadows: Shadows | None = None
+        self._near: Shadows
         self._levels: tuple[float, float] | None = None
 
     def diagnose(self, policy: Policy) -> Diagnosis:
@@ -164,15 +177,15 @@ class Diagnoser:
             self._shadows = Shadows(self.objective, self.seeds[0])
         shadows = self._shadows
         steps = self.objective.task.steps
+        failed = min((row.step for row in run.origins if not row.skipped), default=0)
+        self._near = shadows = shadows.beside(failed)
         error, grown = shadows.error(policy), shadows.grown(policy)
         return Evidence(policy, run, steps, error, grown, shadows.beyond(policy))
 
     def _repaired(self, evidence: Evidence, off: float, matters: float, noise: float) -> Diagnosis:
         graph = self.objective.step_graph(evidence.policy)
-        changes, undone = kept_there(
-            evidence.policy, repairs_of(evidence, graph), self.objective.model, self.target
-        )
-        table, trained = self._ordered(changes, low_work(graph)), 0
+        table, undone = self._table(evidence, graph)
+        trained = 0
         repair, held = None, tuple[float, ...]()
         for place, row in self._worth(table, evidence):
             trained += 1
@@ -192,6 +205,22 @@ class Diagnoser:
         cause, left_out = evidence.cause.located(graph), tuple(undone)
         told = (off, matters, noise, rows, repair, trained, held, why, left_out)
         return Diagnosis(verdict, cause, *told)
+
+    def _table(self, evidence: Evidence, graph: Graph) -> tuple[list[Tried], list[LeftOut]]:
+        """Return the changes in order, and those that the target undoes."""
+        policy, near = evidence.policy, self._near
+        there = self.objective.model, self.target
+        found = [*followed(policy, near.lost, near.near), *repairs_of(evidence, graph)]
+        changes, undone = kept_there(policy, found, *there)
+        rows = self._ordered(changes, low_work(graph))
+        best = min((row for row in rows if not row.repair.apart), key=_error, default=None)
+        if best is not None and HOPELESS < best.error < math.inf:
+            after = self.objective.step_graph(best.repair.policy)
+            both, _ = kept_there(policy, [*joined(best.repair, evidence, after)], *there)
+            known = {row.repair.policy.digest for row in rows}
+            both = [repair for repair in both if repair.policy.digest not in known]
+            rows = sorted([*rows, *self._ordered(both, low_work(graph))], key=self._place)
+        return rows, undone
 
     def _worth(self, table: Sequence[Tried], evidence: Evidence) -> list[tuple[int, Tried]]:
         """Return the changes to train, in order, each with its place in the table.
@@ -221,13 +250,12 @@ class Diagnoser:
 
     def _ordered(self, changes: Sequence[Repair], work: float) -> list[Tried]:
         """Return the changes, most of the low-precision `work` left first, wide ones last."""
-        assert self._shadows is not None
         whole = work or 1.0
         rows = []
         for repair in changes:
             cost = self.objective.price(repair.policy)
             left = min(1.0, low_work(self.objective.step_graph(repair.policy)) / whole)
-            error = self._shadows.error(repair.policy).worst
+            error = self._near.error(repair.policy).worst
             rows.append(Tried(repair, error, left, cost.speedup, cost.memory_ratio))
         return sorted(rows, key=self._place)
 
@@ -235,6 +263,10 @@ class Diagnoser:
     def _place(row: Tried) -> tuple[bool, float, int, float, float]:
         left, rank = -round(row.left, 2), row.repair.rank
         return row.repair.apart, left, rank, -round(row.left, 4), row.error
+
+
+def _error(row: Tried) -> float:
+    return row.error
 
 
 def gap(run: Measurement, base: Measurement) -> float:

@@ -49,9 +49,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Tally:
-    """How many values of a tensor have which exponent, as of `frexp`: from `first` on, `counts`."""
+    """How many values of a tensor have which exponent, as of `frexp`: from `first` on, `counts`.
 
-    direction: Literal["fprop", "dgrad", "wgrad", "update"]
+    In the direction "pole" they are what an op divides by, or takes the logarithm of.
+    """
+
+    direction: Literal["fprop", "pole", "dgrad", "wgrad", "update"]
     layer: str
     op: str
     first: int
@@ -152,20 +155,34 @@ def _ranges(lines: Sequence[LogStep], format: str) -> Iterator[Finding]:
                 lost: dict[str, int] = {
                     "swamped updates": row.up_to(2.0 ** -(fmt.mantissa_bits + 2))
                 }
+            elif row.direction == "pole":
+                lost = {"born": row.up_to(bottom / 2.0)}
             else:
                 over = row.above(top) + row.not_finite
                 lost = {"overflow": over, "underflow": row.up_to(bottom / 2.0)}
             for kind, count in lost.items():
-                least = NOTABLE if kind == "overflow" else VANISHED
-                key, share = (kind, row.direction, row.layer, row.op), count / row.total
+                least = NOTABLE if kind in ("overflow", "born") else VANISHED
+                direction = "fprop" if kind == "born" else row.direction
+                key, share = (kind, direction, row.layer, row.op), count / row.total
                 if share >= least and key not in found:
-                    place = f"{row.op} of {row.layer or 'no layer'} ({row.direction}"
-                    words = (
-                        f"{100.0 * share:.2g} % of {place}, step {line.step}): {kind} in {format}"
-                    )
+                    words = _words(key, share, line.step, format)
                     found[key] = Finding(*key, line.step, share, words)
-    order = {"overflow": 0, "underflow": 1, "swamped updates": 2}
-    yield from sorted(found.values(), key=lambda f: (order[f.kind], f.step))
+    order = {"overflow": 0, "born": 0, "underflow": 1, "swamped updates": 2}
+
+    def place(finding: Finding) -> tuple[int, int, bool]:
+        # a loss may well be zero where its gradients are not
+        last = finding.kind == "underflow" and finding.direction == "fprop"
+        return order[finding.kind], finding.step, last
+
+    yield from sorted(found.values(), key=place)
+
+
+def _words(key: tuple[str, str, str, str], share: float, step: int, format: str) -> str:
+    kind, direction, layer, op = key
+    place = f"{op} of {layer or 'no layer'} ({direction}, step {step})"
+    if kind == "born":
+        return f"{100.0 * share:.2g} % of what {place} divides by, or is the log of: 0 in {format}"
+    return f"{100.0 * share:.2g} % of {place}: {kind} in {format}"
 
 
 def _clipped_scaled(lines: Sequence[LogStep]) -> Iterator[Finding]:

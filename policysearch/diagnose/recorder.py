@@ -20,7 +20,10 @@ NOT_FINITE, ZERO = -201, -200
 
 
 class Exponents:
-    """Histograms of exponents, by direction, layer and op: {exponent: values}."""
+    """Histograms of exponents, by direction, layer and op: {exponent: values}.
+
+    An op may run several times in a layer: its row stands where its largest value came up.
+    """
 
     def __init__(self) -> None:
         self.rows: dict[tuple[str, str, str], Counter[int]] = {}
@@ -37,8 +40,12 @@ class Exponents:
         exponents = torch.where(values == 0, ZERO, exponents)
         exponents = torch.where(torch.isfinite(values), exponents, NOT_FINITE)
         counts = torch.bincount(exponents.long() - NOT_FINITE).tolist()
-        row = self.rows.setdefault((direction, layer, op), Counter())
-        row.update({i + NOT_FINITE: count for i, count in enumerate(counts) if count})
+        own = {i + NOT_FINITE: count for i, count in enumerate(counts) if count}
+        key = direction, layer, op
+        row = self.rows.get(key, Counter())
+        if not row or (NOT_FINITE not in row and (NOT_FINITE in own or max(own) > max(row))):
+            self.rows[key] = self.rows.pop(key, row)
+        row.update(own)
 
     def plain(self) -> list[list[Any]]:
         """Return rows of [direction, layer, op, first exponent, counts from there on]."""
@@ -51,22 +58,48 @@ class Exponents:
         return rows
 
 
+POLES: dict[str, int] = {
+    **dict.fromkeys(("log", "log2", "log10", "rsqrt", "reciprocal"), 0),
+    **dict.fromkeys(("div", "div_"), 1),
+}
+"""Ops that are infinite where an argument is zero, and which argument that is."""
+
+
 class _Watching(TorchDispatchMode):  # type: ignore[misc]
-    """Counts what every op gives while the forward pass of a recorded step runs."""
+    """Counts what every op gives from a recorded step's forward pass to its backward pass."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
+        self.alone = torch._C._len_torch_dispatch_stack() == 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         recorder = self.recorder
-        if recorder.layers and isinstance(found, torch.Tensor) and not recorder.busy:
+        if torch._C._current_autograd_node() is not None:
+            recorder.forward = recorder.forward and bool(recorder.layers)  # or checkpointed
+        elif recorder.forward and not recorder.busy and torch.is_grad_enabled():
             recorder.busy = True
-            name = func.__name__.partition(".")[0]
-            recorder.exponents.add("fprop", recorder.layers[-1], name, found)
+            self._see(func, args, found)
             recorder.busy = False
         return found
+
+    def _see(self, func: Any, args: Any, found: Any) -> None:
+        recorder = self.recorder
+        if not isinstance(found, torch.Tensor) or _is_view(func) or recorder.is_scaling(args):
+            return
+        layer = recorder.layers[-1] if recorder.layers else ""
+        name = func.__name__.partition(".")[0]
+        recorder.exponents.add("fprop", layer, name, found)
+        place = POLES.get(name, len(args))
+        if place < len(args) and isinstance(args[place], torch.Tensor):
+            recorder.exponents.add("pole", layer, name, args[place])
+
+
+def _is_view(func: Any) -> bool:
+    """Return whether an op gives what it was given."""
+    ends = [given.alias_info for given in func._schema.returns]
+    return any(info is not None and not info.is_write for info in ends)
 
 
 class Recorder:
@@ -78,6 +111,7 @@ class Recorder:
         self.module, self.optimizer, self.path = module, optimizer, path
         self.every, self.scaler, self.clip = every, scaler, clip
         self.step, self.busy = 0, False
+        self.forward = False  # from where the module begins to where gradients flow
         self.layers: list[str] = []
         self.exponents, self.raw = Exponents(), dict[str, float]()
         self.handles: list[Any] = []
@@ -119,6 +153,7 @@ class Recorder:
         return self.step % self.every == 0
 
     def _unwatch(self) -> None:
+        self.forward = False
         if self.mode is not None:
             self.mode.__exit__(None, None, None)
             self.mode = None
@@ -130,6 +165,7 @@ class Recorder:
             if self.mode is None:
                 self.mode = _Watching(self)
                 self.mode.__enter__()
+            self.forward = True
             self.layers.append(name)
 
         return hook
@@ -141,7 +177,8 @@ class Recorder:
             self.layers.pop()
             if isinstance(output, torch.Tensor) and output.requires_grad:
                 output.register_hook(lambda grad: self._flowing(name, type(part).__name__, grad))
-            if not self.layers:
+            # the loss is computed behind the module; beside another's mode ours cannot stay
+            if not self.layers and self.mode is not None and not self.mode.alone:
                 self._unwatch()
 
         return hook
@@ -164,7 +201,20 @@ class Recorder:
             if parameter.grad is not None:
                 yield name, parameter
 
+    def is_scaling(self, args: Any) -> bool:
+        """Return whether an op multiplies a loss by the loss scale, which float32 holds."""
+        if self.scaler is None or self.layers or any(getattr(a, "ndim", 0) for a in args):
+            return False
+        factors = [a.detach() if isinstance(a, torch.Tensor) else a for a in args[:2]]
+        return any(isinstance(a, int | float | torch.Tensor) and a == self.scale for a in factors)
+
+    @property
+    def scale(self) -> float:
+        """The loss scale, 1 where there is none."""
+        return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
+
     def _before_step(self, *given: Any) -> None:
+        self._unwatch()
         if not self._on:
             return
         norms = [float(p.grad.float().norm()) for _, p in self._parameters() if p.grad is not None]
@@ -186,7 +236,7 @@ class Recorder:
         raw = sum(norm**2 for norm in self.raw.values()) ** 0.5
         line = {
             "step": self.step,
-            "scale": float(self.scaler.get_scale()) if self.scaler is not None else 1.0,
+            "scale": self.scale,
             "norm": raw,
             "norm_at_step": self.final,
             "clip": self.clip,

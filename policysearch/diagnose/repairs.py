@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from policysearch.diagnose.evidence import Cause, Evidence
@@ -13,6 +13,7 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer, with_accumulator
 from policysearch.policy.scaling import Scaling
 from policysearch.space.target import as_run, differences
+from policysearch.train.origin import Link
 
 SCALES = (2.0**4, 2.0**8, 2.0**10, 2.0**13, 2.0**16)
 """Fixed loss scales that are tried, beside a dynamic one."""
@@ -22,6 +23,10 @@ LAYERS_AT_MOST = 16
 
 PRODUCTS = ("matmul", "conv2d", "conv3d", "bias")
 """Ops that layers stand for: widening one of them everywhere is no small change."""
+
+
+ROUNDS = 8
+"""So often what is not finite is looked for anew behind what was widened."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,50 @@ def repairs_of(evidence: Evidence, graph: Graph) -> list[Repair]:
         *_formats(policy),
     ]
     return _once([repair for repair in found if repair.policy.digest != policy.digest])
+
+
+def followed(
+    policy: Policy,
+    lost: Callable[[Policy], Sequence[Link]],
+    near: Callable[[Policy], Sequence[Link]],
+) -> Iterator[Repair]:
+    """Yield the change that widens what is not finite, and what then is not, until nothing is.
+
+    One overflow hides the next, and what divides by zero needs its divisor wide as well. `lost`
+    gives the chain to the first such value of a policy, `near` the values that come close to it.
+    """
+    wide, places, last = policy, dict[tuple[str, str], None](), 1
+    for _ in range(ROUNDS):
+        chain = lost(wide)
+        if not chain:
+            break
+        last = 2 * last if (chain[-1].op, chain[-1].layer) in places else 1
+        places |= dict.fromkeys((link.op, link.layer) for link in chain[-last:])
+        _, wide = _wide_at(policy, places)
+    else:
+        return
+    if places:
+        places |= dict.fromkeys((link.op, link.layer) for link in near(wide))
+        what, wide = _wide_at(policy, places)
+        yield Repair(f"{what} in float32", wide, 0)
+
+
+def _wide_at(policy: Policy, places: Iterable[tuple[str, str]]) -> tuple[str, Policy]:
+    """Return what is at these places, (op, layer), and the policy with it in float32."""
+    layers = list(dict.fromkeys(layer for _, layer in places if layer in dict(policy.layers)))
+    inside = [name for name in layers if name]
+    ops = list(dict.fromkeys(op for op, layer in places if layer not in inside))
+    wide = with_ops_wide(with_layers_in(policy, inside, "float32"), ops)
+    return ", ".join((*inside, *ops)), wide
+
+
+def joined(first: Repair, evidence: Evidence, graph: Graph) -> Iterator[Repair]:
+    """Yield `first`, after which `graph` is the step, together with every other change."""
+    after = replace(evidence, policy=first.policy)
+    for second in repairs_of(after, graph):
+        if not second.apart:
+            what = f"{first.what}, and {second.what}"
+            yield replace(second, what=what, rank=max(first.rank, second.rank))
 
 
 def kept_there(

@@ -16,7 +16,7 @@ from policysearch.objective.rounding_errors import named_values
 from policysearch.policy.policy import Policy
 from policysearch.train.loss_scale import initial_state
 from policysearch.train.lost_values import listed_op
-from policysearch.train.origin import Traced, Tracer, largest_of
+from policysearch.train.origin import Link, Traced, Tracer, births, chain_to, largest_of
 from policysearch.train.paired_run import Gradients, PairedRun, moments, norm
 from policysearch.train.trainer import Trainer
 
@@ -75,15 +75,27 @@ class Beyond:
 class Shadows:
     """Compares policies with float32 at the same parameters, on the same batches, of one seed."""
 
-    def __init__(self, objective: Objective, seed: int, shares: Sequence[float] = MOMENTS) -> None:
-        self._objective, self._seed = objective, seed
+    def __init__(
+        self,
+        objective: Objective,
+        seed: int,
+        shares: Sequence[float] = MOMENTS,
+        others: Sequence[int] = (),
+    ) -> None:
+        self._objective, self._seed, self._shares = objective, seed, shares
         task, model = objective.task, objective.model
-        steps = sorted({round(share * (task.steps - 1)) for share in shares})
+        steps = sorted({*(round(share * (task.steps - 1)) for share in shares), *others})
         trainer = Trainer(model, task, objective.float32, seed, objective.fast, records=False)
         with threadpool_limits(1):
             self.moments = tuple(moments(trainer, objective.dataset, steps))
             exact = PairedRun(task, model, objective.float32, seed)
             self._exact = tuple(exact.at(moment) for moment in self.moments)
+
+    def beside(self, step: int) -> Shadows:
+        """Return them with a moment at that step too: a batch may be what a policy fails on."""
+        if any(moment.step == step for moment in self.moments):
+            return self
+        return Shadows(self._objective, self._seed, self._shares, (step,))
 
     def error(self, policy: Policy) -> ShadowError:
         """Return how far a policy is from float32 at its worst moment."""
@@ -141,23 +153,52 @@ class Shadows:
     def _sizes(self) -> tuple[Graph, dict[int, float]]:
         """Return float32's step, and the largest of each forward value over the moments."""
         largest: dict[int, float] = {}
-        for place in range(len(self.moments)):
-            traced = self.traced(self._objective.float32, place)
+        for traced in self._traces(self._objective.float32):
             for node in traced.graph.nodes:
                 if node.role == "fprop":
                     size = largest_of(traced.values[node.id])
                     largest[node.id] = max(size, largest.get(node.id, 0.0))
         return traced.graph, largest
 
-    def traced(self, policy: Policy, place: int = 0) -> Traced:
-        """Return a step under `policy` at one of the moments, with every value."""
+    def lost(self, policy: Policy) -> tuple[Link, ...]:
+        """Return the chain to the first value not finite at a moment; () where all are finite."""
+        for traced in self._traces(policy):
+            for found in ("loss", "gradients"):
+                born = births(traced, found)
+                if born:
+                    return tuple(traced.link(node) for node in chain_to(traced, born[0]))
+        return ()
+
+    def near(self, policy: Policy) -> list[Link]:
+        """Return the values of the moments that nearly fill their formats: trainings differ.
+
+        Gradients only where no loss scale may be lowered instead.
+        """
+        roles = ("fprop", "dgrad", "wgrad") if policy.loss_scale.kind == "none" else ("fprop",)
+        found = []
+        for traced in self._traces(policy):
+            for node in traced.graph.nodes:
+                if node.role in roles and node.op.kind != "source" and not node.fused:
+                    link = traced.link(node)
+                    if link.largest_out * HEADROOM > link.limit:
+                        found.append(link)
+        return found
+
+    def traced(self, policy: Policy) -> Traced:
+        """Return a step under `policy` at the first moment, with every value."""
+        return next(self._traces(policy))
+
+    def _traces(self, policy: Policy) -> Iterator[Traced]:
+        """Yield the step at every moment, each valid until the next."""
         objective = self._objective
         graph = objective.task.tracing(objective.model, objective.task.batch_size)
         tracer = Tracer(graph.step_graph(policy), self._seed, {})
         beside = PairedRun(objective.task, objective.model, policy, self._seed, step=tracer.step)
-        with threadpool_limits(1):
-            beside.at(self.moments[place])
-        return tracer.traced()
+        for moment in self.moments:
+            tracer.clear()
+            with threadpool_limits(1):
+                beside.at(moment)
+            yield tracer.traced()
 
 
 def _distance(low: Gradients, exact: Gradients) -> float:

@@ -238,17 +238,26 @@ def _ends(graph: Graph, found: Where) -> Iterator[int]:
 def chain_to(traced: Traced, node: Node) -> tuple[Node, ...]:
     """Return what led to a node, at most LONGEST_CHAIN nodes of the same pass, itself last.
 
-    Of what a node reads the largest is followed, and the smallest where NaN came of finite values.
+    Of what a node reads the largest is followed. Where NaN or infinity came of finite values it is
+    what was smallest there, the divisor of 0 / 0, and then the smallest.
     """
-    born = bool(np.isnan(traced.values[node.id]).any()) and not _rounded_over(traced, node)
+    born = not _rounded_over(traced, node)
     chain = [node]
     while len(chain) < LONGEST_CHAIN:
         read = [n for n in traced.graph.inputs_of(chain[-1]) if n.op.kind != "source"]
         if not read:
             break
         key: Callable[[Node], float] = lambda n: largest_of(traced.values[n.id])  # noqa: E731
+        if born and len(chain) == 1:
+            read, key = read[::-1], lambda n: _largest_where_lost(traced, node, n)
         chain.append(min(read, key=key) if born else max(read, key=key))
     return tuple(reversed(chain))
+
+
+def _largest_where_lost(traced: Traced, node: Node, read: Node) -> float:
+    """Return the largest of what was read for the values of a node that are not finite."""
+    lost, values = ~np.isfinite(traced.values[node.id]), traced.values[read.id]
+    return largest_of(values[lost] if values.shape == lost.shape else values)
 
 
 def is_all_finite(arrays: Iterable[FloatArray]) -> bool:

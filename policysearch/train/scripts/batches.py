@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,20 @@ class Drawing:
             if rows_of(batch) == size:
                 yield batch
 
+    def longest(self) -> int:
+        """Return the largest extent along axis 1 of what `pads` may fill up."""
+        with seeded(self.seed):
+            drawn = itertools.chain.from_iterable(self.training({}))
+            return max(map(self._length, itertools.chain(drawn, self.validating())))
+
+    def _length(self, batch: Any) -> int:
+        layout = layout_of(batch)
+        named = zip(layout.leaves, tensors_of(batch, layout), strict=True)
+        return max((int(t.shape[1]) for leaf, t in named if self.fills(leaf.name, t)), default=0)
+
+    def fills(self, name: str, values: Any) -> bool:
+        return name in self.pads and values.ndim > 1
+
     def _checked(self, batches: Iterator[Any], where: str) -> Iterator[Any]:
         """Yield the batches; InputError where drawing one fails."""
         for index in itertools.count():
@@ -164,6 +178,10 @@ def _count(left_out: dict[str, int], why: str, count: int = 1) -> None:
     left_out[why] = left_out.get(why, 0) + count
 
 
+class OtherLength(InputError):
+    """A batch is longer or shorter than the first, in what may be filled up."""
+
+
 class Spooling:
     """Writes what a Drawing gives as rows of arrays."""
 
@@ -182,7 +200,7 @@ class Spooling:
             ]
             self._check(arrays)
         except InputError as error:
-            raise InputError(f"{where}: {error}") from None
+            raise type(error)(f"{where}: {error}") from None
         if self._labels is not None:
             arrays.append(arrays.pop(self._labels))
         else:
@@ -210,12 +228,16 @@ class Spooling:
         self._shapes = self._shapes or [array.shape for array in arrays]
         for leaf, array, shape in zip(self._layout.leaves, arrays, self._shapes, strict=True):
             if array.shape != shape:
-                raise InputError(
+                raise self._fault(leaf.name, array)(
                     f"{leaf.name}: shape {list(array.shape)} after {list(shape)}; expected one "
                     "shape: have the collate function pad to a fixed length, or say length and pads"
                 )
             if len(array) != shape[0] or len(array) != len(arrays[0]):
                 raise InputError(f"{leaf.name}: {len(array)} examples; expected {len(arrays[0])}")
+
+    def _fault(self, name: str, array: Array) -> type[InputError]:
+        drawing = self._drawing
+        return OtherLength if drawing.length is None and drawing.fills(name, array) else InputError
 
     def write(self, path: Path, limit: int, asked: str) -> Any:
         """Draw everything into the file at `path` and return what is known of it."""
@@ -248,12 +270,24 @@ class Spooling:
         for leaf, shape, first in zip(self._layout.leaves, own, shapes, strict=True):
             if shape[1:] != first[1:]:
                 given = f"{leaf.name}: shape {list(shape)}"
-                raise InputError(f"{where}: {given}; expected [count, {str(list(first[1:]))[1:]}")
+                free = leaf.name in self._drawing.pads and self._drawing.length is None
+                raise (OtherLength if free and len(shape) > 1 else InputError)(
+                    f"{where}: {given}; expected [count, {str(list(first[1:]))[1:]}"
+                )
         return arrays
 
 
 def _with(batch: Any, extra: Mapping[str, Any]) -> Any:
     return {**batch, **extra} if extra else batch
+
+
+@dataclass(frozen=True)
+class Spooled:
+    """A data set of a drawing's batches, those `left_out` by why, and how long sequences are."""
+
+    data: SpooledDataset
+    left_out: Mapping[str, int]
+    length: int | None
 
 
 def spooled(
@@ -263,17 +297,22 @@ def spooled(
     name: str,
     path: Path,
     limit: int = LARGEST_BYTES,
-) -> tuple[SpooledDataset, dict[str, int]]:
+) -> Spooled:
     """Return the data set of the spool at `path`, drawn anew unless it is of the same drawing.
 
-    That is, with the same numbers, and the same first step. Also what was left out, by why.
+    That is, with the same numbers, and the same first step. Where batches that may be filled up
+    are not equally long and no length is said, it is that of the longest.
     """
     spooling = Spooling(drawing, layout, labels)
-    asked = _asked(drawing, spooling)
-    known = reusable(path, asked)
-    if known is None:
-        known = Spooling.write(spooling, path, limit, asked)
-    return SpooledDataset.at(path, name, known), spooling.left_out
+    try:
+        asked = _asked(drawing, spooling)
+        known = reusable(path, asked)
+        if known is None:
+            known = Spooling.write(spooling, path, limit, asked)
+    except OtherLength:
+        longest = replace(drawing, length=drawing.longest())
+        return spooled(longest, layout, labels, name, path, limit)
+    return Spooled(SpooledDataset.at(path, name, known), spooling.left_out, drawing.length)
 
 
 def _asked(drawing: Drawing, spooling: Spooling) -> str:

@@ -15,7 +15,7 @@ from policysearch.train.scripts.checkpoints import steps_left
 from policysearch.train.scripts.loader import Kept, baseline_of, script_of
 from policysearch.train.scripts.recipe import Read, read_optimizer, recorded
 from policysearch.train.scripts.script import Script
-from policysearch.values import InputError
+from policysearch.values import USER_FAULTS, InputError
 
 COUNT = "num_items_in_batch"
 """What the labels of all micro-batches of a step are called where the loss is divided by them."""
@@ -50,7 +50,7 @@ def from_trainer(trainer: Any, *, init_from: str | Path | None = None, **kept: A
         if given(args):
             raise InputError(f"trainer: {said}; expected it left out: it is not taken")
     with seeded(args.seed):
-        loader = trainer.get_train_dataloader()
+        loader = _loader(trainer)
         total = _steps(trainer, loader)
         read, schedule, steps = _recipe(trainer, total, init_from)
     how = Kept(**{"validation": _validation(trainer), "pads": _pads(trainer), **kept})
@@ -80,6 +80,14 @@ def _recipe(
     left = steps_left(init_from, trainer.model, optimizer, [scheduler], steps)
     schedule = recorded(optimizer, [(scheduler, 1)], left)
     return read_optimizer(optimizer, trainer.model), schedule, left
+
+
+def _loader(trainer: Any) -> Any:
+    try:
+        return trainer.get_train_dataloader()
+    except USER_FAULTS as error:  # as of a data set without examples
+        reason = " ".join(str(error).split())
+        raise InputError(f"trainer: {reason}; expected train_dataset to give batches") from error
 
 
 def _validation(trainer: Any) -> Any:
@@ -112,7 +120,9 @@ def _pads(trainer: Any) -> dict[str, float]:
     """Return what collators fill short sequences up with, by name."""
     tokenizer = getattr(trainer, "processing_class", None)
     token = getattr(tokenizer, "pad_token_id", None)
-    return {"input_ids": token or 0, "attention_mask": 0, "token_type_ids": 0, "labels": -100}
+    tokens = dict.fromkeys(("input_ids", "decoder_input_ids"), float(token or 0))
+    masks = dict.fromkeys(("attention_mask", "decoder_attention_mask", "token_type_ids"), 0.0)
+    return {**tokens, **masks, "labels": -100}
 
 
 class _Counted:

@@ -57,11 +57,11 @@ def from_lightning(
     steps = _steps(trainer, steps, epochs, per_epoch)
     optimizer, schedulers = _optimizers(module, steps, per_epoch)
     steps = steps_left(init_from, module, optimizer, [row for row, _ in schedulers], steps)
+    schedule = recorded(optimizer, schedulers, steps)
     how = Kept(**{"validation": validation, **kept})
     drawing = how.drawing(loader, seed, steps=steps, accumulation_steps=count, epoch_ends=True)
     read = read_optimizer(optimizer, module)
     script = script_of(module, drawing, _step, how, read, taken=TAKEN)
-    schedule = recorded(optimizer, schedulers, steps)
     recipe = {**script.recipe, **schedule, **_clipping(trainer)}
     return replace(script, recipe=recipe, baseline=_baseline(trainer))
 

@@ -89,7 +89,8 @@ class Kept:
     It has at most `spool_bytes`. `name` is what the net is called, by default its class;
     `validation` is another loader, of which `validation_batches` are kept. `labels` names the
     labels, where they are called otherwise than usual and are not the last of a tuple. Tensors
-    called by the keys of `pads` are filled up with their values to `length` along axis 1.
+    called by the keys of `pads` are filled up with their values along axis 1, to `length` or the
+    longest.
     """
 
     spool: str | Path | None = None
@@ -159,7 +160,8 @@ def script_of(
     if step is None and place is None:
         raise InputError(f"loss: {loss!r} of batches without labels; expected labels")
     file = kept.place(module)
-    data, left_out = spooled(drawing, layout, place, name, file, kept.spool_bytes)
+    kept_there = spooled(drawing, layout, place, name, file, kept.spool_bytes)
+    data, length = kept_there.data, kept_there.length
     with seeded(drawing.seed):
         model = _model(module, step, layout, place, data, name, loss)
     model = replace(model, optimizer_state=read.states, updates_done=read.updates)
@@ -176,7 +178,9 @@ def script_of(
         f"{drawing.seed}, in {file}",
         f"validation: {'batches after the last step' if drawing.validation is None else 'loader'}",
         *([f"begins after {read.updates} updates"] if read.updates else []),
-        *(f"left out: {count} batches {why}" for why, count in left_out.items()),
+        *([f"sequences: filled up to {length}"] if length is not None else []),
+        *(f"left out: {place}, words of every example" for place in layout.words),
+        *(f"left out: {count} batches {why}" for why, count in kept_there.left_out.items()),
     ]
     return Script(model, data, recipe, taken=(*lines, *taken))
 

@@ -16,7 +16,7 @@ from policysearch.graph import FloatArray
 from policysearch.optimizers.optimizer import Optimizer, Rule, rules
 from policysearch.train.groups import Group
 from policysearch.train.schedule import Schedule
-from policysearch.values import InputError
+from policysearch.values import USER_FAULTS, InputError
 
 STATES: Mapping[str, str] = {"exp_avg": "m", "exp_avg_sq": "v", "momentum_buffer": "velocity"}
 """Names of torch's optimizer states, and ours where those differ."""
@@ -183,7 +183,7 @@ def recorded(optimizer: Any, schedulers: Sequence[tuple[Any, int]], steps: int) 
     rows = [group for group in shadow.param_groups if group["params"]]
     tops = [float(row.get("initial_lr", row["lr"])) for row in rows]
     place = tops.index(max(tops))
-    rates = []
+    rates, before = [], [_moved(row) for row in rows]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that no optimizer has stepped
         for step in range(1, steps + 1):
@@ -197,13 +197,43 @@ def recorded(optimizer: Any, schedulers: Sequence[tuple[Any, int]], steps: int) 
                     )
             for scheduler, every in copies_of(copies, schedulers):
                 if step % every == 0:
-                    scheduler.step()
+                    _stepped(scheduler, step)
+            _check_settings(rows, before, step)
     if len(set(rates)) == 1 and rates[0] == tops[place]:
         return {}
     if min(rates) < 0.0 or tops[place] == 0.0:
         raise InputError(f"scheduler: rates from {min(rates):g}; expected none below 0")
     shares = tuple(rate / tops[place] for rate in rates)
     return {"schedule": Schedule("recorded", shares=shares)}
+
+
+def _stepped(scheduler: Any, step: int) -> None:
+    """Step a scheduler; InputError where it does not last."""
+    try:
+        scheduler.step()
+    except USER_FAULTS as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"scheduler, step {step}: {reason}; expected one as long as the run"
+        ) from error
+
+
+def _moved(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: row[key] for key in (*SETTINGS, "weight_decay") if key in row}
+
+
+def _check_settings(
+    rows: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]], step: int
+) -> None:
+    """Raise InputError where a scheduler moves more than rates."""
+    for row, own in zip(rows, before, strict=True):
+        for key, value in own.items():
+            if row[key] != value:
+                given = f"{key} {row[key]} after {value}"
+                raise InputError(
+                    f"scheduler, step {step}: {given}; expected it to move rates alone "
+                    "(cycle_momentum=False)"
+                )
 
 
 def copies_of(

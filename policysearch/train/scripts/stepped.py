@@ -35,10 +35,14 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Layout:
-    """The tensors of a batch in order, and the batch without them."""
+    """The tensors of a batch in order, and the batch without them.
+
+    Lists of `words`, one of every example, are left out: a step that reads one fails.
+    """
 
     leaves: tuple[Leaf, ...]
     shell: Any
+    words: tuple[str, ...] = ()
 
     def rebuilt(self, tensors: Sequence[Any]) -> Any:
         """Return the batch with these tensors in it."""
@@ -65,11 +69,11 @@ class Layout:
 
 def layout_of(batch: Any) -> Layout:
     """Return how a batch is made; InputError for what is neither tensor, number nor word."""
-    leaves: list[Leaf] = []
-    shell = _emptied(batch, (), leaves)
+    leaves, words = list[Leaf](), list[str]()
+    shell = _emptied(batch, (), leaves, words)
     if not leaves:
         raise InputError(f"batch: {type(batch).__name__} without tensors; expected some")
-    return Layout(tuple(leaves), shell)
+    return Layout(tuple(leaves), shell, tuple(words))
 
 
 def tensors_of(batch: Any, layout: Layout) -> list[Any]:
@@ -85,22 +89,31 @@ def tensors_of(batch: Any, layout: Layout) -> list[Any]:
     return [_at(batch, leaf.path) for leaf in layout.leaves]
 
 
-def _emptied(value: Any, path: tuple[Any, ...], leaves: list[Leaf]) -> Any:
+def _emptied(value: Any, path: tuple[Any, ...], leaves: list[Leaf], words: list[str]) -> Any:
     if isinstance(value, torch.Tensor):
         name = "_".join(str(key) for key in path) or "batch"
         name = name if name.isidentifier() else f"input_{name}"
         name = name if name.isidentifier() else f"input_{len(leaves)}"
         leaves.append(Leaf(path, name, value.dtype == torch.bool))
         return None
+    place = ".".join(map(str, path))
+    if _is_words(value):
+        words.append(place)
+        return None
     if isinstance(value, Mapping):
-        return {key: _emptied(held, (*path, key), leaves) for key, held in value.items()}
+        rows = {key: _emptied(held, (*path, key), leaves, words) for key, held in value.items()}
+        return {key: row for key, row in rows.items() if not _is_words(value[key])}
     if isinstance(value, list | tuple):
-        parts = [_emptied(held, (*path, i), leaves) for i, held in enumerate(value)]
+        parts = [_emptied(held, (*path, i), leaves, words) for i, held in enumerate(value)]
         return parts if isinstance(value, list) else tuple(parts)
     if not isinstance(value, PLAIN):
-        place = ".".join(map(str, path))
         raise InputError(f"batch {place}: {type(value).__name__}; expected tensors and numbers")
     return value
+
+
+def _is_words(value: Any) -> bool:
+    several = isinstance(value, list | tuple) and bool(value)
+    return several and all(isinstance(word, str) for word in value)
 
 
 def _filled(shell: Any, held: Mapping[Any, Any], path: tuple[Any, ...]) -> Any:

@@ -1,0 +1,111 @@
+"""Batches and schedulers of scripts that are filled up, left out or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+import policysearch as ps
+from policysearch.policy.presets import preset
+from policysearch.train.training import train
+from tests.test_scripts import Points, as_dict, loss_of_dict, net, read
+
+pytestmark = pytest.mark.torch
+
+
+def lengths(rows: list[tuple[Any, int]]) -> dict[str, Any]:
+    """Pad to the longest of the batch, as collators do."""
+    longest = max(2 + y for _, y in rows)
+    ids = torch.zeros(len(rows), longest, dtype=torch.int64)
+    mask = torch.zeros(len(rows), longest)
+    for place, (_, y) in enumerate(rows):
+        ids[place, : 2 + y], mask[place, : 2 + y] = 1 + y, 1.0
+    return {"ids": ids, "mask": mask, "labels": torch.tensor([y for _, y in rows])}
+
+
+class Bag(torch.nn.Module):  # type: ignore[name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head = torch.nn.Embedding(5, 6), torch.nn.Linear(6, 3)
+
+    def forward(self, ids: Any, mask: Any) -> Any:
+        return self.head((self.table(ids) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+
+
+def bag_loss(module: Any, batch: Any) -> Any:
+    return torch.nn.functional.cross_entropy(module(batch["ids"], batch["mask"]), batch["labels"])
+
+
+@pytest.mark.parametrize("said", [4, None])
+def test_lists_of_different_lengths_are_filled_up_and_train_as_in_torch(
+    tmp_path: Path, said: int | None
+) -> None:
+    """To the length that is said, and to the longest where none is."""
+    given = torch.utils.data.DataLoader(Points(), 2, shuffle=True, collate_fn=lengths)
+    options: dict[str, Any] = {"module": Bag(), "loss": bag_loss, "steps": 15}
+    with pytest.raises(ps.InputError, match="expected one shape: have the collate function pad"):
+        read(tmp_path, given, **options)
+    pads = {"ids": 0, "mask": 0}
+    options |= {"pads": pads, "length": said, "optimizer": "sgd", "learning_rate": 0.1}
+    script = read(tmp_path, given, **{**options, "module": Bag()})
+    assert "sequences: filled up to 4" in script.taken
+    ours = train(script.task, preset("float32", script.model.layer_names), 0, dataset=script.data)
+    module, theirs, widths = Bag(), [], set()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for batch in given:
+            widths.add(batch["ids"].shape[1])
+            value = bag_loss(module, batch)
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            theirs.append(float(value.detach()))
+    assert len(widths) > 1
+    np.testing.assert_allclose(ours.losses, theirs, rtol=2e-6)
+
+
+def named(rows: list[tuple[Any, int]]) -> dict[str, Any]:
+    return {**as_dict(rows), "id": [f"row {float(x[0]):.3f}" for x, _ in rows]}
+
+
+def test_words_of_every_example_are_left_out_and_a_step_that_reads_them_is_refused(
+    tmp_path: Path,
+) -> None:
+    given = torch.utils.data.DataLoader(Points(), 4, collate_fn=named)
+    script = read(tmp_path, given, loss=loss_of_dict, steps=5)
+    assert "left out: id, words of every example" in script.taken
+    plain = torch.utils.data.DataLoader(Points(), 4, collate_fn=as_dict)
+    other = read(tmp_path / "other", plain, loss=loss_of_dict, steps=5)
+    np.testing.assert_array_equal(script.data.inputs[0], other.data.inputs[0])
+    with pytest.raises(ps.InputError, match="'id'"):
+        read(tmp_path, given, loss=lambda m, b: loss_of_dict(m, b) * len(b["id"]), steps=5)
+
+
+def test_a_scheduler_that_moves_momentum_too_is_refused(tmp_path: Path) -> None:
+    """It once trained with the momentum of the first step; one cycle moves it by default."""
+    cycle = torch.optim.lr_scheduler.OneCycleLR
+    with pytest.raises(ps.InputError, match=r"scheduler, step \d+: Tried to step"):
+        module = net()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        scheduler = cycle(optimizer, 0.1, total_steps=4, cycle_momentum=False)
+        read(tmp_path, module=module, optimizer=optimizer, scheduler=scheduler, steps=12)
+    for kind, cycles in ((torch.optim.SGD, True), (torch.optim.AdamW, True), (torch.optim.SGD, 0)):
+        module = net()
+        options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+        optimizer = kind(module.parameters(), lr=0.1, **options)
+        scheduler = cycle(optimizer, 0.1, total_steps=20, cycle_momentum=bool(cycles))
+        given = {"module": module, "optimizer": optimizer, "scheduler": scheduler, "steps": 12}
+        if not cycles:
+            assert read(tmp_path, **given).task.momentum == 0.9
+            continue
+        with pytest.raises(ps.InputError, match=r"scheduler, step 1: (momentum|betas) .* rates al"):
+            read(tmp_path, **given)
