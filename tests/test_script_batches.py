@@ -30,7 +30,7 @@ def lengths(rows: list[tuple[Any, int]]) -> dict[str, Any]:
     return {"ids": ids, "mask": mask, "labels": torch.tensor([y for _, y in rows])}
 
 
-class Bag(torch.nn.Module):  # type: ignore[name-defined]
+class Bag(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
