@@ -6,6 +6,7 @@ import random
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -304,3 +305,35 @@ def test_settings_of_megatron_bridge_are_those_of_the_flags() -> None:
     assert made["fp16"] is True and made["grad_reduce_in_fp32"] is False
     assert made["initial_loss_scale"] == 2.0**10 and made["hysteresis"] == 1
     assert "OptimizerConfig(..., use_precision_aware_optimizer=True, exp_avg_dtype=torch.bf" in text
+
+
+NAMES = {
+    "transformer.h.{}.attn.c_attn": "self_attention.linear_qkv",  # nanoGPT, GPT-2
+    "transformer.h.{}.attn.c_proj": "self_attention.linear_proj",
+    "transformer.h.{}.mlp.c_fc": "mlp.linear_fc1",
+    "transformer.h.{}.mlp.c_proj": "mlp.linear_fc2",
+    "model.layers.{}.self_attn.k_proj": "self_attention.linear_qkv",  # Llama, Qwen
+    "model.layers.{}.self_attn.o_proj": "self_attention.linear_proj",
+    "model.layers.{}.mlp.up_proj": "mlp.linear_fc1",
+    "model.layers.{}.mlp.down_proj": "mlp.linear_fc2",
+    "gpt_neox.layers.{}.attention.query_key_value": "self_attention.linear_qkv",
+    "gpt_neox.layers.{}.attention.dense": "self_attention.linear_proj",
+    "gpt_neox.layers.{}.mlp.dense_h_to_4h": "mlp.linear_fc1",
+    "gpt_neox.layers.{}.mlp.dense_4h_to_h": "mlp.linear_fc2",
+    "bert.encoder.layer.{}.attention.self.value": "self_attention.linear_qkv",
+    "bert.encoder.layer.{}.attention.output.dense": "self_attention.linear_proj",
+    "bert.encoder.layer.{}.intermediate.dense": "mlp.linear_fc1",
+    "bert.encoder.layer.{}.output.dense": "mlp.linear_fc2",
+    "blocks.{}.mlp.0": "mlp.linear_fc1",  # minGPT, a Sequential
+    "blocks.{}.mlp.2": "mlp.linear_fc2",
+    "blocks.{}.router": "",
+}
+"""What linears are called in public models, and what Megatron-LM calls them."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_linears_are_found_by_what_public_models_call_them(name: str) -> None:
+    names = [name.format(0), name.format(1)]
+    model: Any = SimpleNamespace(layer_names=names, layer_types=dict.fromkeys(names, "Linear"))
+    found = [place.module for place in places(model).values()]
+    assert found == [NAMES[name]] * 2 if NAMES[name] else not found

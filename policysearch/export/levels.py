@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import pprint
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from string import Template
 from typing import Any, Literal
 
@@ -173,7 +173,7 @@ def field_losses(policy: Policy, running: Policy, target: str) -> Iterator[str]:
             continue
         said, runs = getattr(policy, part.name), getattr(running, part.name)
         if said != runs:
-            yield f"{part.name}: {_said(runs)}, not {_said(said)}"
+            yield f"{part.name}: {_unlike(runs, said)}"
     if policy.parallel.summary:
         yield f"parallel: the training script has to set up {policy.parallel.summary}"
 
@@ -199,6 +199,15 @@ def _word(part: object) -> str:
 def _said(value: object) -> str:
     """Return a value on one line."""
     return " ".join(repr(value).split())
+
+
+def _unlike(ours: object, theirs: object) -> str:
+    """Return in what two values differ: of rows, such as a loss scale, the fields alone."""
+    if not is_dataclass(ours) or type(ours) is not type(theirs):
+        return f"{_said(ours)}, not {_said(theirs)}"
+    pairs = ((x.name, getattr(ours, x.name), getattr(theirs, x.name)) for x in fields(ours))
+    unlike = [f"{name} {_said(a)}, not {_said(b)}" for name, a, b in pairs if a != b]
+    return "; ".join(unlike)
 
 
 def head(

@@ -9,15 +9,39 @@ from types import MappingProxyType
 from policysearch.nn.model import Model
 from policysearch.rewrite.stacks import fits, stacks_of
 
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 FUSED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "self_attention.linear_qkv": ("q", "k", "v", "q_proj", "k_proj", "v_proj", "qkv"),
-        "self_attention.linear_proj": ("o", "o_proj", "out_proj", "attention.c_proj"),
-        "mlp.linear_fc1": ("fc1", "gate_proj", "up_proj", "c_fc", "w1", "w3"),
-        "mlp.linear_fc2": ("fc2", "down_proj", "mlp.c_proj", "w2"),
+        "self_attention.linear_qkv": _names(
+            "q k v q_proj k_proj v_proj qkv qkv_proj c_attn query key value query_key_value Wqkv "
+            "wq wk wv to_q to_k to_v q_lin k_lin v_lin attn.in_proj attention.in_proj"
+        ),
+        "self_attention.linear_proj": _names(
+            "o o_proj out_proj wo to_out.0 out_lin attn.c_proj attention.c_proj attn.proj "
+            "attention.proj attention.dense self_attention.dense attention.output.dense"
+        ),
+        "mlp.linear_fc1": _names(
+            "fc1 gate_proj up_proj gate_up_proj c_fc w1 w3 fc_in lin1 linear1 wi wi_0 wi_1 "
+            "dense_h_to_4h intermediate.dense mlp.0 ffn.0 ff.0 feed_forward.0"
+        ),
+        "mlp.linear_fc2": _names(
+            "fc2 down_proj mlp.c_proj w2 fc_out lin2 linear2 dense_4h_to_h output.dense mlp.wo "
+            "mlp.2 ffn.2 ff.2 feed_forward.2 mlp.3 ffn.3 ff.3 feed_forward.3 DenseReluDense.wo"
+        ),
     }
 )
-"""The module of Megatron-LM by the leaves of a block that become it: fused ones are one module."""
+"""The module of Megatron-LM by the leaves of a block that become it: fused ones are one module.
+
+They are what nanoGPT, minGPT, Llama, GPT-2, GPT-NeoX, BERT, DistilBERT, T5 and modules of torch
+call them. Of two that fit the longer is meant: BERT's `attention.output.dense` projects.
+"""
+
+LINEARS = ("Linear", "Conv1D", "NonDynamicallyQuantizableLinear")
+"""What linears are called: Hugging Face's GPT-2 has its own, and torch's attention too."""
 
 NOT_ADDRESSED = "(not a linear of Transformer Engine)"
 
@@ -49,12 +73,16 @@ def places(model: Model) -> dict[str, Place]:
     (stack,) = stacks
     for number, block in enumerate(stack.blocks):
         for leaf, layer in block.items():
-            if model.layer_types.get(layer) != "Linear":
-                continue
-            for module, leaves in FUSED.items():
-                if fits(leaf, leaves):
-                    found[layer] = Place(number, len(stack.blocks), module)
+            if model.layer_types.get(layer) in LINEARS and (module := _module_of(leaf)):
+                found[layer] = Place(number, len(stack.blocks), module)
     return found
+
+
+def _module_of(leaf: str) -> str:
+    """Return what Megatron-LM calls a linear of a block, "" for one it has not."""
+    named = ((name, module) for module, names in FUSED.items() for name in names)
+    fitting = [(len(name), module) for name, module in named if fits(leaf, (name,))]
+    return max(fitting, default=(0, ""))[1]
 
 
 def parts_of(model: Model) -> dict[tuple[int, str], list[str]]:

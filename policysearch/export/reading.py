@@ -137,7 +137,7 @@ def grouped(lines: Sequence[str]) -> list[str]:
         said.setdefault(rest if of_layer else line, []).append(layer if of_layer else "")
     made = []
     for text, layers in said.items():
-        names = [layer.removeprefix("layer ") for layer in layers]
+        names = [layer.removeprefix("layer ") or "(the module)" for layer in layers]
         if not any(layers):
             made.append(text)
         elif len(names) == 1:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from policysearch.export.reading import Reading, grouped, narrower
 from policysearch.export.targets import targets
+from policysearch.formats import format_named
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.report.text import aligned
 from policysearch.space.target import differences, named_as_run
@@ -31,7 +32,7 @@ def asked_and_run(policy: Policy, study: StudySpec, target: str, storage: Path |
         *((name, *pair) for name, pair in _formats(policy, running)),
     ]
     lines = differences(policy, model, target)
-    blocks = [aligned(rows)]
+    blocks = [[f"lost: {line}" for line in _lost(policy, running, target)], aligned(rows)]
     blocks.append([f"{target} does otherwise: {line}" for line in grouped(lines)])
     narrow = grouped([*narrower(policy, running)])
     blocks.append([f"narrower than asked: {line}" for line in narrow])
@@ -58,6 +59,14 @@ def _formats(policy: Policy, running: Policy) -> list[tuple[str, tuple[str, str]
         (f"layers in {name}", (str(counts[0][name]), str(counts[1][name])))
         for name in dict.fromkeys([*counts[0], *counts[1]])
     ]
+
+
+def _lost(policy: Policy, running: Policy, target: str) -> list[str]:
+    """Return a line for each format below 32 bits that is asked and nowhere left."""
+    asked, run = ({row.compute: None for _, row in p.layers} for p in (policy, running))
+    gone = [name for name in asked if name not in run and format_named(name).bits < 32]
+    left = ", ".join(run)
+    return [f"{target} runs no layer of this net in {name}; all are in {left}" for name in gone]
 
 
 def said(formats: LayerPolicy) -> str:
