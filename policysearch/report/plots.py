@@ -90,20 +90,25 @@ def image(fig: Figure, format: str = "png") -> bytes:
 def figure(results: Results, view: View) -> Figure:
     """Return the plot of the counted loss gap (see `Results.counted_gap`) against `view`.
 
-    Policies on the front in all objectives are blue, others grey; trials that may be picked are
-    numbered too. The line joins members that no other beats in this plot; a grey point beyond it
-    gains less there than can be told. Upright bars are intervals of
-    the model, level ones of the seeds; level lines across the plot of speed are what else speed is
-    compared with. Diverged policies are counted, not drawn.
+    Policies on the front in all objectives, and those that may be picked, are blue and numbered,
+    others grey. The line joins those to be picked that no other beats in this plot; a grey point
+    beyond it fails, or gains less there than can be told. Of those to be picked upright bars are
+    intervals of the model, level ones of the seeds; level lines across the plot of speed are what
+    else speed is compared with. Diverged policies are counted, not drawn.
     """
     rows = [row for row in results.rows() if not row.diverged]
+    sound = {trial.number for trial in results.sound_front()} if results.front else set()
+    front = [row for row in rows if row.on_front or row.trial in sound]
+    pickable = [row for row in rows if row.trial in sound]
     fig = Figure(figsize=(8.0, 5.4), layout="constrained")
     FigureCanvasAgg(fig)
     axes = fig.add_subplot()
     least = min((row.counted_gap for row in rows if row.counted_gap > 0.0), default=1e-6)
     _lay_out(axes, results, rows, least)
-    _draw_points(axes, rows, view, least)
-    _draw_line(axes, [row for row in rows if row.on_front], view, least)
+    _draw_points(axes, [row for row in rows if row not in front], view, least, "other", OTHERS)
+    _draw_points(axes, front, view, least, "accent", FRONT)
+    _draw_intervals(axes, pickable, view, least)
+    _draw_line(axes, pickable, view, least)
     _draw_presets(axes, rows, view, least)
     _draw_references(axes, results, rows, view, least)
     _draw_by_hand(axes, rows, view, least)
@@ -125,7 +130,7 @@ def figure(results: Results, view: View) -> Figure:
         fig.legend(loc="outside right center", fontsize=7)
     lines = [textwrap.fill(line, CAPTION_LETTERS) for line in caption(results).splitlines()]
     fig.supxlabel("\n".join(lines), fontsize=6.5, x=0.01, ha="left")
-    _number(fig, axes, results, view, least)
+    _number(fig, axes, front, view, least)
     return fig
 
 
@@ -153,13 +158,8 @@ def _title(results: Results, view: View) -> list[str]:
     return [*textwrap.wrap(head + missing, TITLE_LETTERS), way]
 
 
-def _number(fig: Figure, axes: Axes, results: Results, view: View, least: float) -> None:
-    """Write trials of the front and of what is picked from beside their points.
-
-    Clear of other numbers and points where that can be.
-    """
-    sound = {trial.number for trial in results.sound_front()} if results.front else set()
-    rows = [row for row in results.rows() if row.on_front or row.trial in sound]
+def _number(fig: Figure, axes: Axes, rows: list[Row], view: View, least: float) -> None:
+    """Write trials beside their points, clear of other numbers and points where that can be."""
     fig.draw_without_rendering()  # Lays everything out, so that places are known.
     points = [(max(row.counted_gap, least), view.value(row)) for row in rows]
     centres = [axes.transData.transform(point) for point in points]
@@ -184,16 +184,14 @@ def _number(fig: Figure, axes: Axes, results: Results, view: View, least: float)
             number.remove()
 
 
-def _draw_points(axes: Axes, rows: list[Row], view: View, least: float) -> None:
-    for on_front, name, label in ((False, "other", OTHERS), (True, "accent", FRONT)):
-        chosen = [row for row in rows if row.on_front == on_front]
-        if not chosen:
-            continue
-        values = [view.value(row) for row in chosen]
-        gaps = [max(row.counted_gap, least) for row in chosen]
-        axes.scatter(gaps, values, s=22, color=_colour(name), label=label, zorder=2 + on_front)
-        if on_front:
-            _draw_intervals(axes, chosen, view, least)
+def _draw_points(
+    axes: Axes, rows: list[Row], view: View, least: float, colour: str, label: str
+) -> None:
+    if rows:
+        gaps = [max(row.counted_gap, least) for row in rows]
+        values = [view.value(row) for row in rows]
+        order = 3 if label == FRONT else 2
+        axes.scatter(gaps, values, s=22, color=_colour(colour), label=label, zorder=order)
 
 
 def _draw_intervals(axes: Axes, rows: list[Row], view: View, least: float) -> None:
