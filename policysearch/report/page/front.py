@@ -19,6 +19,7 @@ from policysearch.report.page.svg import (
     level_grid,
     line,
     mark_of,
+    named,
     polyline,
     rect,
     shortened,
@@ -26,7 +27,7 @@ from policysearch.report.page.svg import (
     titled,
     upright_grid,
 )
-from policysearch.report.page.words import gap, percent, power, spaced, times
+from policysearch.report.page.words import gap, percent, power, times
 from policysearch.search.hypervolume import non_dominated
 from policysearch.study.results.rows import Row, none_told
 
@@ -124,11 +125,11 @@ def picture(sight: Sight, rows: list[Row], kind: Kind, width: float, height: flo
     place = {r.trial: (across.at(r), y(kind.value(r))) for r in rows}
     for row in rows[:400]:
         labels.taken(*place[row.trial])
-    named = "loss gap at the end of training, nats; left is better"
+    said = "loss gap at the end of training, nats; left is better"
     if across.flat:
         ranked = "none can be told from zero"
         ranked = "nothing is ranked by it" if sight.results.cannot_rank else ranked
-        named = f"loss gap as measured, nats; {ranked}"
+        said = f"loss gap as measured, nats; {ranked}"
     parts: list[Child] = [
         _noise(sight, x, top, bottom),
         level_grid(y, left, right, lambda v: f"{v:g}×"),
@@ -138,7 +139,7 @@ def picture(sight: Sight, rows: list[Row], kind: Kind, width: float, height: flo
         label(
             (left + right) / 2,
             height - 6,
-            named if width > 600 else named[:8] + ", nats",
+            said if width > 600 else said[:8] + ", nats",
             "axis",
             "middle",
         ),
@@ -427,7 +428,7 @@ def _line(sight: Sight, row: Row) -> Html:
     return tag(
         "tr",
         tag("th", number, f" {mark}" if mark else "", scope="row"),
-        tag("td", spaced(row.label)),
+        tag("td", named(row.presets, row.policy, 200)),
         tag("td", speed, cls="number"),
         tag("td", times(row.modeled_memory_ratio), cls="number"),
         tag("td", gap(row.loss_gap), cls="number"),

@@ -7,10 +7,10 @@ from itertools import groupby
 
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.policy.products import is_narrow
-from policysearch.report.page.element import Child, Html, Section, joined, tag
+from policysearch.report.page.element import Html, Section, joined, tag
 from policysearch.report.page.sight import Sight
-from policysearch.report.page.svg import shortened
-from policysearch.report.page.words import colour, short, spaced, times
+from policysearch.report.page.svg import named, shortened
+from policysearch.report.page.words import colour, short, times
 from policysearch.report.runs_in import Runs, RunsIn, runs_of
 from policysearch.report.text import NO_LAYER
 from policysearch.study.journal.trials import Trial
@@ -155,7 +155,7 @@ def _head(sight: Sight, trial: Trial) -> Html:
         "th",
         tag("a", f"{trial.number}{mark}", href=sight.href(trial.number)),
         tag("br"),
-        *_name(base if base in trial.presets else next(iter(trial.presets), ""), trial.name),
+        named(base if base in trial.presets else next(iter(trial.presets), ""), trial.name),
         tag("br"),
         times(trial.cost.speedup),
         tag("br"),
@@ -165,14 +165,6 @@ def _head(sight: Sight, trial: Trial) -> Html:
         data_t=trial.number,
         title=trial.label,
     )
-
-
-def _name(preset: str, name: str) -> list[Child]:
-    """Return what a column is called: lines end behind the dots of a preset's name."""
-    if not preset:
-        return [shortened(spaced(name), 60)]
-    parts = preset.split(".")
-    return [*(piece for part in parts[:-1] for piece in (f"{part}.", tag("wbr"))), parts[-1]]
 
 
 def _key(columns: list[list[Cell]]) -> Html:

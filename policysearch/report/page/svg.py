@@ -158,6 +158,16 @@ def shortened(said: str, letters: int) -> str:
     return f"{said[:head]}…{said[tail:]}"
 
 
+def named(presets: str, name: str, letters: int = 60) -> Html:
+    """Return what a policy is called so that a line never ends in the name of a format.
+
+    Lines end behind the dots of presets. The name that a search or a user gave is shortened.
+    """
+    if not presets:
+        return text(shortened(re.sub(r"(?<=\d)/(?=\w)", "/ ", name), letters))
+    return Html("<wbr>".join(text(part) for part in re.split(r"(?<=\.)", presets)))
+
+
 @dataclass(frozen=True)
 class Axis:
     """A scale from values to places: linear, logarithmic, or with `bend` logarithmic on both sides.
@@ -185,7 +195,7 @@ class Axis:
     def ticks(self, count: int = 5) -> list[float]:
         """Return round values along the axis: powers of ten, or steps of 1, 2 or 5.
 
-        So too along a logarithmic one that has fewer than three powers of ten.
+        So too along one that has fewer than three powers of ten, or none beside zero.
         """
         if self.log:
             first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
@@ -198,7 +208,8 @@ class Axis:
             sizes = [10.0**e for e in range(math.ceil(math.log10(self.bend * 3)), 9)]
             sides = [v for size in sizes for v in (-size, size) if self.low <= v <= self.high]
             every = max(1, math.ceil(len(sides) / count))
-            return sorted([0.0, *sides[::-every]])
+            if sides:
+                return sorted([0.0, *sides[::-every]])
         raw = (self.high - self.low) / count or 1.0
         unit = 10.0 ** math.floor(math.log10(raw))
         step_size = next(s * unit for s in (1, 2, 5, 10) if s * unit >= raw * 0.999)

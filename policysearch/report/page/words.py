@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from types import MappingProxyType
@@ -58,11 +57,6 @@ def power(value: float, digits: int = 1, sign: bool = False) -> str:
     if mantissa == "1":
         return f"{lead}10{str(int(exponent)).translate(_RAISED)}"
     return f"{lead}{mantissa}×10{str(int(exponent)).translate(_RAISED)}"
-
-
-def spaced(name: str) -> str:
-    """Return the name of a policy so that lines end between its formats, and never in one."""
-    return re.sub(r"(?<=\d)/(?=\w)", "/ ", name)
 
 
 def gap(value: float) -> str:
