@@ -92,13 +92,22 @@ def test_a_run_study_is_asked_in_python(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_finished_study_is_shown_without_its_net(tmp_path: Path) -> None:
-    """Views read what the journal has; neither data nor model are made."""
+    """Views read what the journal has; of the user's files neither data nor model are made."""
     from unittest import mock
 
     from policysearch.objective.objective import Objective
 
+    (tmp_path / "own.py").write_text(
+        "from policysearch.data.datasets import load_dataset\n\n\n"
+        "def data():\n    digits = load_dataset('digits')\n"
+        "    return digits.images, digits.labels\n"
+    )
     spec = load_spec(
-        write_study(tmp_path, ('name = "tiny"', 'name = "tiny"\nbaseline = "apex.O3"'))
+        write_study(
+            tmp_path,
+            ('name = "tiny"', 'name = "tiny"\nbaseline = "apex.O3"'),
+            ('data = "digits"', 'data = "own.py:data"'),
+        )
     )
     with replaced_training():
         policysearch.run_study(spec, tmp_path / "x.journal", processes=0, progress=False)

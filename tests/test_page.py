@@ -16,12 +16,17 @@ from hypothesis import strategies as st
 
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import Phase, uniform_layer
+from policysearch.policy.presets import preset
 from policysearch.policy.products import Operand, Product, Products
 from policysearch.policy.scaling import Scaling
+from policysearch.report.lost import layer_lines
 from policysearch.report.page.data import page_data
 from policysearch.report.page.element import VOID, tag
 from policysearch.report.page.frame import page
-from policysearch.report.page.words import power
+from policysearch.report.page.front import KINDS, picture
+from policysearch.report.page.sight import Sight
+from policysearch.report.page.svg import shortened
+from policysearch.report.page.words import power, short
 from policysearch.study.journal.records import compact
 from policysearch.study.journal.trials import FailedTrial
 from policysearch.study.results.results import Results
@@ -308,6 +313,129 @@ def test_names_that_attack_never_change_the_tree(
 )
 def test_a_thousand_names_that_attack(layers: list[str], name: str, other: str, study: str) -> None:
     assert tree_of(page(_named(layers, (name, "x"), other), study)).shape == PLAIN
+
+
+def plain_of(html: str, anchor: str) -> str:
+    """Return the text of a section."""
+    inside = html.split(f'<section id="{anchor}"')[1].split("</section>")[0]
+    return " ".join(re.sub("<[^>]*>", " ", inside.replace("<wbr>", "")).split())
+
+
+LAYERS = ("flatten", "fc1", "tanh1", "fc2")
+"""Those of the net that made-up results are of."""
+
+WORDS = st.lists(
+    st.sampled_from(("torch", "autocast", "bfloat16", "float8_e4m3fn", "bf16", "te", "fp32", "x")),
+    min_size=2,
+    max_size=9,
+)
+
+
+@given(words=WORDS, between=st.sampled_from("./ ·,"), letters=st.integers(14, 60))
+def test_no_format_is_cut_so_that_it_reads_as_another(
+    words: list[str], between: str, letters: int
+) -> None:
+    said = shortened(between.join(words), letters)
+    assert len(said) <= letters or said == between.join(words)
+    assert all(word in words for word in re.findall(r"\w*\d\w*", said))
+
+
+def by_hand(found: Results) -> Results:
+    """Return the results with a preset of FP8 that a user tried, as the last policy."""
+    tried = preset("te.current", tuple(name for name, _ in found.trials[0].policy.layers))
+    return replace(found, trials=(*found.trials, replace(trial_of(20, tried), by_hand=True)))
+
+
+def test_every_column_of_formats_has_a_name(results: Results) -> None:
+    found = by_hand(results)
+    spec = replace(found.spec, study=replace(found.spec.study, baseline="torch.autocast.bfloat16"))
+    trials = [replace(found.trials[1], presets=("torch.autocast.bfloat16",)), *found.trials[2:]]
+    html = page(replace(found, spec=spec, trials=(found.trials[0], *trials)))
+    heads = re.findall(r'<th scope="col"[^>]*data-t="(\d+)"[^>]*>(.*?)</th>', html)
+    names = {int(n): re.sub("<[^>]*>", "", head.split("<br>")[1]) for n, head in heads}
+    assert names.pop(1) == "torch.autocast.bfloat16"
+    assert names.pop(20) == "te.current"
+    assert names.pop(0) == "float32"
+    assert names == {n: found.trial(n).name for n in names}
+
+
+def test_formats_of_a_page_are_those_of_the_step_as_show_has_them() -> None:
+    found = by_hand(results_of(layers=LAYERS))
+    assert "The net was not kept" not in page(found)
+    (lines,) = (layer_lines(found.spec, t) for t in found.trials if t.number == 20)
+    runs = {line.split()[0]: line.split()[1:3] for line in lines[1:]}
+    assert runs["fc1"] == ["float8_e4m3fn", "float8_e5m2"]
+    assert runs["tanh1"] == ["bfloat16", "bfloat16"], "no product, so nothing of 8 bits"
+    only = replace(found, trials=(found.trials[-1],), confirmed=())
+    cells = re.findall(r'<th scope="row" title="(\w+)">.*?</th><td[^>]*>(.*?)(?:<|$)', page(only))
+    shown = {name: cell.split(" · ") for name, cell in cells}
+    assert shown == {
+        name: [short(form) for form in dict.fromkeys(forms) if form != "-"]
+        for name, forms in runs.items()
+        if name != "loss"
+    }
+
+
+def test_of_a_gap_that_cannot_be_told_the_most_is_said(results: Results) -> None:
+    coarse = replace(results, noise_gap=1e-3, confirmed=())
+    assert "≤ 0.01" in plain_of(page(coarse), "layers")
+    fine = plain_of(page(results), "layers")
+    assert "≤" not in fine.replace(f"≤ {power(results.resolution_gap)}", "")
+
+
+def places(html: str) -> list[float]:
+    """Return where the marks of the first picture stand across, 46 to 950."""
+    return [float(x) for x in re.findall(r'<circle cx="([\d.]+)" cy="[\d.]+" r="11"', html)]
+
+
+@pytest.mark.parametrize("fault", ["", FAULT])
+def test_where_no_gap_can_be_told_the_measured_ones_fill_the_plot(fault: str) -> None:
+    found = replace(results_of(), noise_gap=1e-3, confirmed=(), float32_fault=fault)
+    scores = [
+        replace(s, loss_gap=s.loss_gap * (-1) ** t.number) for t in found.trials for s in t.scores
+    ]
+    pairs = zip(scores[::2], scores[1::2], strict=True)
+    trials = [replace(t, scores=pair) for t, pair in zip(found.trials, pairs, strict=True)]
+    shown = replace(found, trials=tuple(trials))
+    wide = places(picture(Sight(shown, ""), list(shown.rows()), KINDS[0], 960.0, 380.0))
+    assert len(set(wide)) == len(shown.trials)
+    assert max(wide) - min(wide) > 0.5 * 904.0
+    front = plain_of(page(shown), "front")
+    assert "Left: its training loss" not in front
+    assert ("interval:" in front) != bool(fault), "explained only where one is drawn"
+    assert "early sign" not in front
+    assert "fails when trained longer" not in front
+
+
+def test_where_gaps_can_be_told_left_is_closer(results: Results) -> None:
+    front = plain_of(page(results), "front")
+    assert "Left: its training loss" in front
+    assert "fails when trained longer" in front
+
+
+def test_sentences_do_not_contradict_one_another(results: Results) -> None:
+    short_runs = replace(results, confirmed=())
+    said = " ".join(tree_of(page(short_runs)).texts)
+    assert "Nothing was trained longer yet" in said
+    assert "failing later" not in said
+    assert "that holds" not in said
+    assert "is not known: nothing was trained longer" in said
+    held = replace(results, confirmed=results.confirmed[:1])
+    assert "Best speed that holds" in page(held)
+    unranked = replace(short_runs, float32_fault=FAULT)
+    said = " ".join(tree_of(page(unranked)).texts)
+    assert "best speed" not in said
+    assert "policysearch confirm trains" not in said
+
+
+def test_an_answer_without_a_pick_says_what_to_do_now(results: Results) -> None:
+    assert "What to do now" not in page(results)
+    unranked = plain_of(page(replace(results, float32_fault=FAULT), "a.toml"), "answer")
+    assert "keep what you run, bfloat16: trial 1 is modeled at 1.27× the speed" in unranked
+    assert "policysearch run a.toml" in unranked
+    lost = tuple(diverged(t) if "bfloat16" in t.presets else t for t in results.trials)
+    gone = replace(results, float32_fault=FAULT, trials=lost)
+    assert "does not train here: diverged in step 3" in plain_of(page(gone), "answer")
 
 
 def test_an_element_refuses_what_a_strict_policy_forbids() -> None:

@@ -100,6 +100,26 @@ def test_nothing_is_wider_than_the_window(browser: Any, file: str, width: int) -
     assert window.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_on_a_phone_one_sees_that_there_are_more_columns(browser: Any, file: str) -> None:
+    window, _ = shown(browser, file, 390)
+    table = "#layers .scroll"
+    assert window.evaluate(
+        f"(e => e.scrollWidth > e.clientWidth)(document.querySelector('{table}'))"
+    )
+    assert window.locator("#layers .cue").is_visible()
+    shade = f"getComputedStyle(document.querySelector('{table}'), '::after')"
+    assert window.evaluate(f"{shade}.position") == "sticky"
+    assert window.evaluate(f"{shade}.backgroundImage").startswith("linear-gradient(")
+    window.evaluate(f"document.querySelector('{table}').scrollLeft = 1e6")
+    for cell in (f"{table} tbody th", f"{table} thead th"):
+        left = window.evaluate(f"document.querySelector('{cell}').getBoundingClientRect().left")
+        assert 0 <= left < 60
+    last = f"{table} thead th:last-child"
+    end = window.evaluate(f"document.querySelector('{last}').getBoundingClientRect().right")
+    edge = window.evaluate(f"document.querySelector('{table}').getBoundingClientRect().right")
+    assert end <= edge - 15, "at the end nothing of the last column is in the shade"
+
+
 def test_without_scripts_every_policy_can_be_opened(
     browser: Any, file: str, results: Results
 ) -> None:

@@ -1,16 +1,60 @@
-"""What the runs of a trial lost, and what led to the first value that was not finite, as text."""
+"""What runs of a trial lost by layer, and what led to the first value not finite, as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from policysearch.report.text import aligned
+from policysearch.policy.policy import LayerPolicy
+from policysearch.report.runs_in import RunsIn, runs_of, tracing_of
+from policysearch.report.text import NO_LAYER, aligned
 from policysearch.study.journal.trials import Trial
+from policysearch.study.specification import StudySpec
 from policysearch.train.lost_values import LostValues
 from policysearch.train.origin import Link, first_harm
 
 KINDS = ("overflow", "born", "underflow", "swamped", "decay", "state")
 ROLES = ("fprop", "dgrad", "wgrad", "update")
+
+
+def layer_lines(spec: StudySpec, trial: Trial) -> list[str]:
+    """Return one line per layer: its formats, what over- and underflowed, its share of the time.
+
+    Formats are those that it runs in, by the graph of the step; those of the policy where that
+    cannot be made.
+    """
+    formats = dict(trial.policy.layers)
+    runs = runs_of(tracing_of(spec, own_code=True), trial.policy)
+    over = _sums(pair for score in trial.scores for pair in score.overflows)
+    under = _sums(pair for score in trial.scores for pair in score.underflows)
+    shares = dict(trial.cost.layer_shares)
+    rows = [
+        (
+            layer or NO_LAYER,
+            *_formats(formats.get(layer), (runs or {}).get(layer)),
+            str(over.get(layer, 0)),
+            str(under.get(layer, 0)),
+            f"{shares.get(layer, 0.0):.1%}",
+        )
+        for layer in dict.fromkeys([*formats, *over, *under, *shares])
+    ]
+    named = ("runs in", "gradients") if runs else ("products in", "of gradients")
+    titles = ("layer", *named, "param", "overflows", "underflows", "modeled time")
+    return aligned([titles, *rows])
+
+
+def _formats(layer: LayerPolicy | None, runs: RunsIn | None) -> tuple[str, ...]:
+    """Return what a layer runs in, forward and backward, and what its parameters are read in."""
+    if layer is None:
+        return ("-", "-", "-")
+    ways = (runs.forward, runs.backward) if runs else ((layer.compute,), (layer.grad,))
+    return (*("+".join(way) or "-" for way in ways), layer.param)
+
+
+def _sums(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for layer, count in pairs:
+        sums[layer] = sums.get(layer, 0) + count
+    return sums
 
 
 def lost_lines(trial: Trial) -> list[str]:
@@ -25,7 +69,7 @@ def lost_lines(trial: Trial) -> list[str]:
     cells = [
         (
             row.kind,
-            row.layer or "(no layer)",
+            row.layer or NO_LAYER,
             row.op or "-",
             row.role,
             str(row.count),

@@ -6,12 +6,11 @@ Counts are sums over the seeds. Times and bytes are modeled.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from itertools import pairwise
 
 from policysearch.objective.score import Score
-from policysearch.policy.policy import LayerPolicy, Policy
-from policysearch.report.lost import lost_lines
+from policysearch.policy.policy import Policy
+from policysearch.report.lost import layer_lines, lost_lines
 from policysearch.report.step_cost import (
     default_line,
     kernel_lines,
@@ -45,7 +44,7 @@ def trial_page(results: Results, number: int) -> str:
         _seeds(results, trial),
         trend_lines(results, trial),
         scale_lines(results, trial),
-        _layers(trial),
+        layer_lines(results.spec, trial),
         lost_lines(trial),
         *_cost_blocks(results, trial),
     ]
@@ -62,7 +61,7 @@ def tried_page(results: Results, number: int, new: bool) -> str:
         [f"verdict: {results.training_verdict(trial)}"],
         [] if new else [f"already a trial of {results.spec.study.name}; nothing is added"],
         aligned([header([row]), cells(row)]),
-        _layers(trial),
+        layer_lines(results.spec, trial),
         [standing(results, trial)],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
@@ -231,37 +230,6 @@ def _seeds(results: Results, trial: Trial) -> list[str]:
         for seed, score in zip(trial.seeds, trial.scores, strict=True)
     ]
     return aligned([titles, *rows]) + [trial.divergence] * bool(trial.divergence)
-
-
-def _layers(trial: Trial) -> list[str]:
-    """One line per layer: its formats, what over- and underflowed there, its share of the time."""
-    formats = dict(trial.policy.layers)
-    over = _sums(pair for score in trial.scores for pair in score.overflows)
-    under = _sums(pair for score in trial.scores for pair in score.underflows)
-    shares = dict(trial.cost.layer_shares)
-    rows = [
-        (
-            layer or "(no layer)",
-            _formats(formats.get(layer)),
-            str(over.get(layer, 0)),
-            str(under.get(layer, 0)),
-            f"{shares.get(layer, 0.0):.1%}",
-        )
-        for layer in dict.fromkeys([*formats, *over, *under, *shares])
-    ]
-    titles = ("layer", "compute, grad, param", "overflows", "underflows", "modeled time")
-    return aligned([titles, *rows])
-
-
-def _formats(layer: LayerPolicy | None) -> str:
-    return f"{layer.compute}, {layer.grad}, {layer.param}" if layer else "-"
-
-
-def _sums(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
-    sums: dict[str, int] = {}
-    for layer, count in pairs:
-        sums[layer] = sums.get(layer, 0) + count
-    return sums
 
 
 def scale_lines(results: Results, trial: Trial) -> list[str]:

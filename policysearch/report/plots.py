@@ -15,11 +15,12 @@ from matplotlib.path import Path as Outline
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
 
+from policysearch.report.page.front import flat_ends
 from policysearch.report.page.svg import EDGES, OUTLINES, colours, mark_of
 from policysearch.report.table import caption, reference_names
 from policysearch.search.hypervolume import non_dominated
 from policysearch.study.results.results import Results
-from policysearch.study.results.rows import Row
+from policysearch.study.results.rows import Row, none_told
 
 LINES = (":", "--")
 CAPTION_LETTERS = 150
@@ -90,6 +91,8 @@ def image(fig: Figure, format: str = "png") -> bytes:
 def figure(results: Results, view: View) -> Figure:
     """Return the plot of the counted loss gap (see `Results.counted_gap`) against `view`.
 
+    Where no gap can be told, or ranked, it is the measured one, on both sides of zero.
+
     Policies on the front in all objectives, and those that may be picked, are blue and numbered,
     others grey. The line joins those to be picked that no other beats in this plot; a grey point
     beyond it fails, or gains less there than can be told. Of those to be picked upright bars are
@@ -103,7 +106,7 @@ def figure(results: Results, view: View) -> Figure:
     fig = Figure(figsize=(8.0, 5.4), layout="constrained")
     FigureCanvasAgg(fig)
     axes = fig.add_subplot()
-    least = min((row.counted_gap for row in rows if row.counted_gap > 0.0), default=1e-6)
+    least = None if none_told(rows) else min(r.counted_gap for r in rows if r.counted_gap > 0.0)
     _lay_out(axes, results, rows, least)
     _draw_points(axes, [row for row in rows if row not in front], view, least, "other", OTHERS)
     _draw_points(axes, front, view, least, "accent", FRONT)
@@ -116,12 +119,18 @@ def figure(results: Results, view: View) -> Figure:
     _draw_star(axes, results, view, least)
     _draw_matters(axes, results)
     _draw_faults(axes, rows, view, least)
-    axes.set_xlabel(f"loss gap to float32, {results.unit}, or its error where that is larger")
     axes.set_ylabel(view.label)
     if view.sign > 0.0:
         axes.invert_yaxis()
     axes.grid(alpha=0.25)
-    axes.set_title("\n".join(_title(results, view)), fontsize=9, loc="left")
+    axes.set_title("\n".join(_title(results, view, least)), fontsize=9, loc="left")
+    _write(fig, axes, results)
+    _number(fig, axes, front, view, least)
+    return fig
+
+
+def _write(fig: Figure, axes: Axes, results: Results) -> None:
+    """Write the verdict above the plot, the legend beside it and the caption below."""
     fault = "float32 itself did not train" if results.float32_fault else results.cannot_rank
     verdict = textwrap.fill(f"Verdict: {results.verdict}", VERDICT_LETTERS)
     fig.suptitle(verdict, fontsize=8.5, x=0.01, ha="left")
@@ -130,12 +139,25 @@ def figure(results: Results, view: View) -> Figure:
         fig.legend(loc="outside right center", fontsize=7)
     lines = [textwrap.fill(line, CAPTION_LETTERS) for line in caption(results).splitlines()]
     fig.supxlabel("\n".join(lines), fontsize=6.5, x=0.01, ha="left")
-    _number(fig, axes, front, view, least)
-    return fig
 
 
-def _lay_out(axes: Axes, results: Results, rows: list[Row], least: float) -> None:
+def _across(row: Row, least: float | None) -> float:
+    """Return where a policy stands across: at its counted gap, or where none is told, its own."""
+    return row.loss_gap if least is None else max(row.counted_gap, least)
+
+
+def _lay_out(axes: Axes, results: Results, rows: list[Row], least: float | None) -> None:
     """Set the axis of gaps, which has a place for all that is drawn, and shade the noise on it."""
+    if least is None:
+        said = "as measured: none can be told from zero, or ranked"
+        axes.set_xlabel(f"loss gap to float32, {results.unit}, {said}")
+        edge, matters = results.resolution_gap, 0.0 if results.cannot_rank else results.matters_gap
+        axes.set_xlim(*flat_ends(rows, matters, edge))
+        axes.axvline(0.0, color=_colour("soft"), lw=0.8)
+        if edge:
+            axes.axvspan(-edge, edge, color=_colour("shade"), label="10 x noise floor", lw=0)
+        return
+    axes.set_xlabel(f"loss gap to float32, {results.unit}, or its error where that is larger")
     axes.set_xscale("log")
     largest = max((max(row.loss_gap_high, row.counted_gap, least) for row in rows), default=1.0)
     largest = max(largest, 0.0 if results.cannot_rank else results.matters_gap)
@@ -145,23 +167,23 @@ def _lay_out(axes: Axes, results: Results, rows: list[Row], least: float) -> Non
         axes.axvspan(left, right, color=_colour("shade"), label="10 x noise floor", lw=0)
 
 
-def _title(results: Results, view: View) -> list[str]:
+def _title(results: Results, view: View, least: float | None) -> list[str]:
     diverged = sum(trial.diverged for trial in results.trials)
     missing = f"; {diverged} diverged, not shown" * bool(diverged)
     missing += f"; {len(results.failed)} failed" * bool(results.failed)
     count = len(results.trials) + len(results.failed)
     task = results.spec.task
     head = f"{results.spec.study.name}: {count} policies for {task.model_name} on {task.data_name}"
-    way = f"left is closer to float32, {view.better}"
+    way = view.better if least is None else f"left is closer to float32, {view.better}"
     star = _star(results)
     way += f"; the star is {'the knee' if star[1] == KNEE else star[1]}" if star else ""
     return [*textwrap.wrap(head + missing, TITLE_LETTERS), way]
 
 
-def _number(fig: Figure, axes: Axes, rows: list[Row], view: View, least: float) -> None:
+def _number(fig: Figure, axes: Axes, rows: list[Row], view: View, least: float | None) -> None:
     """Write trials beside their points, clear of other numbers and points where that can be."""
     fig.draw_without_rendering()  # Lays everything out, so that places are known.
-    points = [(max(row.counted_gap, least), view.value(row)) for row in rows]
+    points = [(_across(row, least), view.value(row)) for row in rows]
     centres = [axes.transData.transform(point) for point in points]
     boxes = [Bbox.from_extents(x - 3, y - 3, x + 3, y + 3) for x, y in centres]
     for row, point in zip(rows, points, strict=True):
@@ -185,33 +207,37 @@ def _number(fig: Figure, axes: Axes, rows: list[Row], view: View, least: float) 
 
 
 def _draw_points(
-    axes: Axes, rows: list[Row], view: View, least: float, colour: str, label: str
+    axes: Axes, rows: list[Row], view: View, least: float | None, colour: str, label: str
 ) -> None:
     if rows:
-        gaps = [max(row.counted_gap, least) for row in rows]
+        gaps = [_across(row, least) for row in rows]
         values = [view.value(row) for row in rows]
         order = 3 if label == FRONT else 2
         axes.scatter(gaps, values, s=22, color=_colour(colour), label=label, zorder=order)
 
 
-def _draw_intervals(axes: Axes, rows: list[Row], view: View, least: float) -> None:
+def _draw_intervals(axes: Axes, rows: list[Row], view: View, least: float | None) -> None:
     label = "interval of the model (upright)"
     for row in rows:
         if view.low is not None and view.high is not None:
-            gap = max(row.counted_gap, least)
+            gap = _across(row, least)
             low, high = view.low(row), view.high(row)
             axes.vlines(gap, low, high, color=_colour("accent"), alpha=0.4, lw=0.8, label=label)
             label = "_once in the legend"
     label = "95 % over seeds (level)"
     for row in rows:
         if row.gap_low95 is not None and row.gap_high95 is not None:
-            low, high = max(row.gap_low95, least / 2.0), max(row.gap_high95, least / 2.0)
+            low, high = row.gap_low95, row.gap_high95
+            if least is not None:
+                low, high = max(low, least / 2.0), max(high, least / 2.0)
             axes.hlines(view.value(row), low, high, color=_colour("accent"), alpha=0.4, label=label)
             label = "_once in the legend"
 
 
-def _draw_line(axes: Axes, rows: list[Row], view: View, least: float) -> None:
-    points = [(max(row.counted_gap, least), view.sign * view.value(row)) for row in rows]
+def _draw_line(axes: Axes, rows: list[Row], view: View, least: float | None) -> None:
+    if least is None:
+        return
+    points = [(_across(row, least), view.sign * view.value(row)) for row in rows]
     corners = sorted(points[i] for i in non_dominated(points))
     if corners:
         gaps, values = zip(*corners, strict=True)
@@ -219,13 +245,13 @@ def _draw_line(axes: Axes, rows: list[Row], view: View, least: float) -> None:
         axes.step(gaps, heights, where="post", color=_colour("accent"), alpha=0.7, label=LINE)
 
 
-def _draw_presets(axes: Axes, rows: list[Row], view: View, least: float) -> None:
+def _draw_presets(axes: Axes, rows: list[Row], view: View, least: float | None) -> None:
     """Mark every preset; those that are one policy around one another."""
     for row in rows:
         for size, name in enumerate(row.presets.split()):
             place, edge = mark_of(name)
             axes.scatter(
-                [max(row.counted_gap, least)],
+                [_across(row, least)],
                 [view.value(row)],
                 s=60 + 40 * size,
                 marker=Outline(
@@ -239,7 +265,7 @@ def _draw_presets(axes: Axes, rows: list[Row], view: View, least: float) -> None
 
 
 def _draw_references(
-    axes: Axes, results: Results, rows: list[Row], view: View, least: float
+    axes: Axes, results: Results, rows: list[Row], view: View, least: float | None
 ) -> None:
     """Ring the baseline and, where speed is drawn, lay a line at each reference's."""
     if view.low is not None:
@@ -248,17 +274,17 @@ def _draw_references(
             axes.axhline(speedup, color=_colour("soft"), alpha=0.6, lw=0.9, ls=style, label=label)
     for row in rows:
         if row.baseline in row.presets.split():
-            place = max(row.counted_gap, least), view.value(row)
+            place = _across(row, least), view.value(row)
             axes.scatter(
                 *place, s=150, color="none", edgecolors=_colour("ink"), label="baseline", zorder=3.5
             )
 
 
-def _draw_star(axes: Axes, results: Results, view: View, least: float) -> None:
+def _draw_star(axes: Axes, results: Results, view: View, least: float | None) -> None:
     """Put a star where the verdict's policy lies, or the knee where it names none."""
     if number := _star(results):
         (row,) = (row for row in results.rows() if row.trial == number[0])
-        place = max(row.counted_gap, least), view.value(row)
+        place = _across(row, least), view.value(row)
         axes.scatter(
             *place,
             s=130,
@@ -281,15 +307,15 @@ def _star(results: Results) -> tuple[int, str] | None:
 
 def _draw_matters(axes: Axes, results: Results) -> None:
     """Draw from where on a gap matters."""
-    if results.matters_gap > 0.0 and not results.cannot_rank:
+    if 0.0 < results.matters_gap < axes.get_xlim()[1] and not results.cannot_rank:
         label = f"a gap matters from here:\n{results.matters_gap:.1e} {results.unit}"
         axes.axvline(results.matters_gap, color=_colour("good"), lw=0.9, ls="-.", label=label)
 
 
-def _draw_by_hand(axes: Axes, rows: list[Row], view: View, least: float) -> None:
+def _draw_by_hand(axes: Axes, rows: list[Row], view: View, least: float | None) -> None:
     by_hand = [row for row in rows if row.by_hand]
     if by_hand:
-        gaps = [max(row.counted_gap, least) for row in by_hand]
+        gaps = [_across(row, least) for row in by_hand]
         values = [view.value(row) for row in by_hand]
         axes.scatter(
             gaps,
@@ -302,21 +328,21 @@ def _draw_by_hand(axes: Axes, rows: list[Row], view: View, least: float) -> None
         )
 
 
-def _draw_signs(axes: Axes, rows: list[Row], view: View, least: float) -> None:
+def _draw_signs(axes: Axes, rows: list[Row], view: View, least: float | None) -> None:
     """Cross what a longer run would lose."""
     label = "updates vanish (early sign)"
     for row in rows:
         if not row.early_sign:
             continue
-        place = max(row.counted_gap, least), view.value(row)
+        place = _across(row, least), view.value(row)
         axes.scatter(*place, s=70, marker="x", color=_colour("warn"), zorder=5, label=label)
         label = "_once in the legend"
 
 
-def _draw_faults(axes: Axes, rows: list[Row], view: View, least: float) -> None:
+def _draw_faults(axes: Axes, rows: list[Row], view: View, least: float | None) -> None:
     """Strike out what fails at the longer horizon, and join short gap and long one."""
     failing = [row for row in rows if row.fault]
     for index, row in enumerate(failing):
         label = f"fails at {row.confirmed_steps} steps" if index == 0 else None
-        place = max(row.counted_gap, least), view.value(row)
+        place = _across(row, least), view.value(row)
         axes.scatter(*place, s=70, marker="x", color=_colour("bad"), zorder=5, label=label)

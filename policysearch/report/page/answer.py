@@ -8,7 +8,8 @@ from urllib.parse import quote
 
 from policysearch.cost.price import speedup_over
 from policysearch.policy.presets import TF32
-from policysearch.report.page.element import Html, Section, joined, tag
+from policysearch.report.against import FLOAT32
+from policysearch.report.page.element import Child, Html, Section, joined, tag
 from policysearch.report.page.sight import Sight
 from policysearch.report.page.svg import label, line, rect, shortened, svg
 from policysearch.report.page.words import formats_said, gap, mib, times
@@ -46,7 +47,7 @@ def body(sight: Sight) -> Html:
         )
     )
     if pick is None:
-        return left
+        return joined((left, _now(sight)))
     return joined(
         (
             tag("div", tag("div", left), _rivals(sight, pick), cls="two"),
@@ -54,6 +55,41 @@ def body(sight: Sight) -> Html:
             _others(sight, pick),
             _apply(sight, pick),
         )
+    )
+
+
+def _now(sight: Sight) -> Html:
+    """Return what to do where no policy can be put first: what is kept, and what comes next."""
+    kind = sight.results.verdict.kind
+    change = (
+        "Change the recipe in the study file as said above and run it again: another recipe is "
+        "another study, so give it a name of its own."
+    )
+    said = {"cannot rank": change, "not learned": change, "undecided": "Let the search go on."}
+    more = said.get(kind)
+    parts: list[Child] = [tag("h3", "What to do now"), tag("p", _kept(sight))]
+    if more:
+        parts += [tag("p", more), code("To train", "train", command(sight, "run {0}"))]
+    return joined(parts)
+
+
+def _kept(sight: Sight) -> str:
+    """Say what to run until more is known, and what is known of it."""
+    name = sight.results.spec.study.baseline or FLOAT32
+    base = next((t for t in sight.results.trials if name in t.presets), None)
+    if name == FLOAT32:
+        return "Until more is known, keep float32."
+    if base is None:
+        return f"Until more is known, keep what you run, {name}, which was not trained to its end."
+    if base.diverged:
+        said = f"Your baseline {name}, trial {base.number}, does not train here"
+        return f"{said}: {base.divergence}. Until more is known, keep float32."
+    cost, measured = base.cost, gap(base.loss_gap)
+    return (
+        f"Until more is known, keep what you run, {name}: trial {base.number} is modeled at "
+        f"{times(cost.speedup)} the speed of float32 ({cost.speedup_low:.2f} to "
+        f"{cost.speedup_high:.2f}) and {times(cost.memory_ratio)} its memory. Its loss gap, "
+        f"{measured} nats as measured, is not ranked: it speaks neither for it nor against it."
     )
 
 

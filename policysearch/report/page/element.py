@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from policysearch.values import printable
 
-VOID = frozenset(("meta", "link", "br", "input", "hr", "col"))
+VOID = frozenset(("meta", "link", "br", "input", "hr", "col", "wbr"))
 
 _NO_CHARACTER = re.compile("[\ufffe\uffff]")
 """What no document may hold beside what is not printable."""

@@ -8,12 +8,14 @@ from typing import Any
 from policysearch.report.page.answer import command
 from policysearch.report.page.element import Html, Section, joined, tag
 from policysearch.report.page.sight import Sight
+from policysearch.report.page.svg import named
 from policysearch.study.results.rows import Row
 
 SECTION = Section(80, "every", "All policies", "All policies")
 
 TITLES = ("Trial", "Policy", "Loss gap", "Speed", "Memory", "Accuracy", "Where it stands")
 
+MOST_LETTERS = 200
 MOST_LINES = 300
 """So many lines are written out; the script has all."""
 
@@ -79,6 +81,8 @@ def _six(value: float) -> float:
 
 def _line(sight: Sight, cells: list[Any]) -> Html:
     number, *others = cells
+    presets = sight.row[number].presets if number in sight.row else ""
+    others[0] = named(presets, others[0], MOST_LETTERS)
     href = sight.href(number)
     first = tag("th", tag("a", str(number), href=href) if href else str(number), scope="row")
     shown = [

@@ -23,12 +23,24 @@ def body(sight: Sight) -> Html | None:
     if not results.trials and not lost:
         return None
     if not lost and not later:
-        return tag("p", "Everything trained to its end, and nothing shows signs of failing later.")
+        return tag("p", f"Everything trained to its end. {_later(sight)}")
     blocks = [
         _table(sight, "Did not train", lost),
         _table(sight, "Trains, and fails later or shows early signs of it", later),
     ]
     return joined(blocks)
+
+
+def _later(sight: Sight) -> str:
+    """Say what is known of longer trainings, where nothing speaks of failing there."""
+    results = sight.results
+    longer = sum(results.confirmation(trial) is not None for trial in results.trials)
+    if longer:
+        return f"Of {len(results.trials)} policies {longer} were trained longer, and held there."
+    return (
+        f"Whether anything fails after the {results.spec.task.steps} steps of the search is not "
+        "known: nothing was trained longer."
+    )
 
 
 def _table(sight: Sight, title: str, rows: list[tuple[int, str, str]]) -> Html | None:

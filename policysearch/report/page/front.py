@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from policysearch.report.page.element import Child, Html, Section, joined, tag
@@ -19,6 +19,7 @@ from policysearch.report.page.svg import (
     level_grid,
     line,
     mark_of,
+    named,
     polyline,
     rect,
     shortened,
@@ -28,7 +29,7 @@ from policysearch.report.page.svg import (
 )
 from policysearch.report.page.words import gap, percent, power, times
 from policysearch.search.hypervolume import non_dominated
-from policysearch.study.results.rows import Row
+from policysearch.study.results.rows import Row, none_told
 
 SECTION = Section(20, "front", "Closer to float32, or faster?", "Front")
 
@@ -54,19 +55,52 @@ KINDS = (
 )
 
 
+SLOPE = (
+    "Left: its training loss ends closer to float32's; one whose gap cannot be told stands at the "
+    "most that it may be."
+)
+FLAT = (
+    "Across: its loss gap as it was measured. None of them can be told from zero, so left is not "
+    "better here."
+)
+NOT_RANKED = "Across: its loss gap as it was measured, by which nothing can be ranked here."
+"""What the level axis says, by what can be told of gaps."""
+
+
+@dataclass(frozen=True)
+class Across:
+    """The level axis: gaps by their size, or, `flat`, as measured on both sides of zero.
+
+    `least` is drawn of what is smaller.
+    """
+
+    axis: Axis
+    least: float
+    flat: bool
+
+    def at(self, row: Row) -> float:
+        """Return the place of a policy."""
+        return self.axis(row.loss_gap if self.flat else max(row.counted_gap, self.least))
+
+    def end(self, value: float) -> float:
+        """Return the place of an end of an interval."""
+        return self.axis(value if self.flat else max(value, self.least / 2.0))
+
+
 def body(sight: Sight) -> Html | None:
     """Return both pictures and the front as a table; None where nothing trained to its end."""
     rows = [row for row in sight.rows if not row.diverged]
     if not rows:
         return None
+    level = (NOT_RANKED if sight.results.cannot_rank else FLAT) if none_told(rows) else SLOPE
     front = "There is no front: no mark can be told to be better than another."
     if any(row.on_front for row in rows):
         front = "Blue marks are the front, which no other policy beats by what can be told."
     if sight.pick:
         front += " The star is the one above."
     intro = (
-        "Each mark is one policy. Left: its training loss ends closer to float32's. Up: its step "
-        f"takes less. {front} A mark leads to the policy up close."
+        f"Each mark is one policy. {level} Up: its step takes less. {front} A "
+        "mark leads to the policy up close."
     )
     pictures = [
         tag(
@@ -77,43 +111,75 @@ def body(sight: Sight) -> Html | None:
         )
         for kind in KINDS
     ]
-    return joined((tag("p", intro), *pictures, _legend(sight), _table(sight)))
+    return joined((tag("p", intro), *pictures, _legend(sight, rows), _table(sight)))
 
 
 def picture(sight: Sight, rows: list[Row], kind: Kind, width: float, height: float) -> Html:
     """Return the picture of gap against `kind`, so wide and high."""
     left, right, top, bottom = 46.0, width - 10.0, 30.0, height - 44.0
-    least = min((row.counted_gap for row in rows if row.counted_gap > 0.0), default=1e-6)
     matters = 0.0 if sight.results.cannot_rank else sight.results.matters_gap
-    most = max(max(row.counted_gap for row in rows), matters, least)
-    x = Axis(least / 2.0, most * 2.5, left, right, log=True)
+    across = _across(rows, matters, sight.results.resolution_gap, left, right)
+    x = across.axis
     y = _upright(sight, rows, kind, bottom, top)
     labels = Labels(width, height)
-    place = {r.trial: (x(max(r.counted_gap, least)), y(kind.value(r))) for r in rows}
+    place = {r.trial: (across.at(r), y(kind.value(r))) for r in rows}
     for row in rows[:400]:
         labels.taken(*place[row.trial])
-    named = "loss gap at the end of training, nats; left is better"
+    said = "loss gap at the end of training, nats; left is better"
+    if across.flat:
+        ranked = "none can be told from zero"
+        ranked = "nothing is ranked by it" if sight.results.cannot_rank else ranked
+        said = f"loss gap as measured, nats; {ranked}"
     parts: list[Child] = [
         _noise(sight, x, top, bottom),
         level_grid(y, left, right, lambda v: f"{v:g}×"),
-        upright_grid(x, top, bottom, lambda v: power(v, 0), 6 if width > 600 else 4),
+        upright_grid(x, top, bottom, across_said(across.flat), 6 if width > 600 else 4),
+        line(x(0.0), top, x(0.0), bottom, "base") if across.flat else None,
         label(0, 14, kind.axis, "axis"),
         label(
             (left + right) / 2,
             height - 6,
-            named if width > 600 else named[:8] + ", nats",
+            said if width > 600 else said[:8] + ", nats",
             "axis",
             "middle",
         ),
         _matters(matters, x, top, bottom, labels),
         _references(sight, y, left, right, labels) if kind.more else None,
-        _staircase(rows, place, kind),
-        _ranges(sight, rows, place, x, y, kind, least),
+        None if across.flat else _staircase(rows, place),
+        _ranges(rows, place, across, y, kind),
         *_marks(rows, place),
         *_links(sight, rows, place, labels, kind),
     ]
     said = f"{kind.title} against loss gap of {len(rows)} policies; the table below has the front"
     return svg(width, height, *parts, label=said, links=True)
+
+
+def _across(rows: list[Row], matters: float, edge: float, left: float, right: float) -> Across:
+    """Return the level axis: as long as what is drawn on it, and no longer."""
+    least = min((row.counted_gap for row in rows if row.counted_gap > 0.0), default=1e-6)
+    if not none_told(rows):
+        most = max(max(row.counted_gap for row in rows), matters, least)
+        return Across(Axis(least / 2.0, most * 2.5, left, right, log=True), least, False)
+    low, high = flat_ends(rows, matters, edge)
+    return Across(Axis(low, high, left, right), least, True)
+
+
+def flat_ends(rows: Sequence[Row], matters: float, edge: float) -> tuple[float, float]:
+    """Return the ends of an axis of gaps as measured, on both sides of zero.
+
+    What matters, and the edges of the noise, are on it where most of it would not be empty then.
+    """
+    ends = [row.loss_gap for row in rows] or [0.0]
+    ends += [v for r in rows if r.on_front for v in (r.gap_low95, r.gap_high95) if v is not None]
+    wide = max(map(abs, ends)) or edge or matters or 1e-6
+    ends += [0.0, *(v for v in (-edge, edge, matters) if abs(v) <= 2.0 * wide)]
+    margin = 0.08 * (max(ends) - min(ends) or wide)
+    return min(ends) - margin, max(ends) + margin
+
+
+def across_said(flat: bool) -> Callable[[float], str]:
+    """Return what writes a value of the level axis."""
+    return (lambda v: power(v, 1, sign=True)) if flat else (lambda v: power(v, 0))
 
 
 def _upright(sight: Sight, rows: list[Row], kind: Kind, bottom: float, top: float) -> Axis:
@@ -133,11 +199,11 @@ def _noise(sight: Sight, x: Axis, top: float, bottom: float) -> Html | None:
     edge = sight.results.resolution_gap
     if not edge or edge <= x.low:
         return None
-    return rect(x.start, top, x(edge) - x.start, bottom - top, "noise")
+    return rect(x(-edge), top, x(edge) - x(-edge), bottom - top, "noise")
 
 
 def _matters(matters: float, x: Axis, top: float, bottom: float, labels: Labels) -> Html | None:
-    if not x.low < matters < x.high:
+    if matters <= 0.0 or not x.low < matters < x.high:
         return None
     wide = labels.width > 600
     said = "a gap matters from here on" if wide else "matters"
@@ -161,7 +227,7 @@ def _references(sight: Sight, y: Axis, left: float, right: float, labels: Labels
     return joined(parts)
 
 
-def _staircase(rows: list[Row], place: dict[int, tuple[float, float]], kind: Kind) -> Html | None:
+def _staircase(rows: list[Row], place: dict[int, tuple[float, float]]) -> Html | None:
     members = [row for row in rows if row.on_front]
     points = [place[row.trial] for row in members]
     corners = sorted(points[i] for i in non_dominated(points)) if points else []
@@ -174,13 +240,7 @@ def _staircase(rows: list[Row], place: dict[int, tuple[float, float]], kind: Kin
 
 
 def _ranges(
-    sight: Sight,
-    rows: list[Row],
-    place: dict[int, tuple[float, float]],
-    x: Axis,
-    y: Axis,
-    kind: Kind,
-    least: float,
+    rows: list[Row], place: dict[int, tuple[float, float]], across: Across, y: Axis, kind: Kind
 ) -> Html:
     parts = []
     for row in rows:
@@ -192,8 +252,8 @@ def _ranges(
                 line(px, y(row.modeled_speedup_low), px, y(row.modeled_speedup_high), "range")
             )
         if row.gap_low95 is not None and row.gap_high95 is not None:
-            ends = [x(max(value, least / 2.0)) for value in (row.gap_low95, row.gap_high95)]
-            parts.append(line(ends[0], py, ends[1], py, "range"))
+            low, high = across.end(row.gap_low95), across.end(row.gap_high95)
+            parts.append(line(low, py, high, py, "range"))
     return joined(parts)
 
 
@@ -223,16 +283,7 @@ def _links(
     """Draw what leads to a policy up close: the front with numbers, presets with their outline."""
     linked = [row for row in rows if row.trial in sight.linked]
     linked.sort(key=lambda row: (row.on_front, sight.mark(row.trial) == "★"))
-    parts, written = [], []
-    for row in reversed(linked):
-        x, y = place[row.trial]
-        wanted = row.on_front or sight.mark(row.trial) == "★"
-        said = f"{row.trial} ★" if sight.mark(row.trial) == "★" else str(row.trial)
-        if not wanted and row.presets:
-            said = shortened(row.presets.split()[0], 26)
-        if wanted or (row.presets and labels.width > 600):
-            strong = "strong halo" if wanted else "small halo"
-            written.append(labels.place(x, y, said, strong, must=wanted) or Html())
+    parts = []
     for row in linked:
         x, y = place[row.trial]
         shapes: list[Child] = [tag("circle", cx=at(x), cy=at(y), r=11, cls="hit")]
@@ -246,12 +297,31 @@ def _links(
             shapes.append(tag("circle", cx=at(x), cy=at(y), r=5.5, cls="dot-front"))
         if row.on_front and (cls := _crossed(row)):
             shapes.append(crosses([(x, y)], cls, 7.5))
-        said = f"Trial {row.trial}, {row.label}: {times(kind.value(row))}, gap {gap(row.loss_gap)}"
+        said = (
+            f"Trial {row.trial}, {row.label}: {times(kind.value(row))}, gap {sight.gap_said(row)}"
+        )
         link = tag(
             "a", *shapes, href=f"#t{row.trial}", data_t=row.trial, aria_label=shortened(said, 160)
         )
         parts.append(titled(link, f"{said} nats; {sight.state(row)}"))
-    return [*parts, *written]
+    return [*parts, *_numbers(sight, linked, place, labels)]
+
+
+def _numbers(
+    sight: Sight, linked: list[Row], place: dict[int, tuple[float, float]], labels: Labels
+) -> list[Html]:
+    """Write the numbers of the front, and the names of presets, beside their marks."""
+    written = []
+    for row in reversed(linked):
+        x, y = place[row.trial]
+        wanted = row.on_front or sight.mark(row.trial) == "★"
+        said = f"{row.trial} ★" if sight.mark(row.trial) == "★" else str(row.trial)
+        if not wanted and row.presets:
+            said = shortened(row.presets.split()[0], 26)
+        if wanted or (row.presets and labels.width > 600):
+            strong = "strong halo" if wanted else "small halo"
+            written.append(labels.place(x, y, said, strong, must=wanted) or Html())
+    return written
 
 
 def _star(x: float, y: float) -> Html:
@@ -271,29 +341,55 @@ def outline(preset: str, x: float, y: float, s: float = 8.5) -> Html:
     return tag("path", d="M" + "L".join(corners) + "Z", cls=f"ring ring-{EDGES[edge]}")
 
 
-def _legend(sight: Sight) -> Html:
-    def key(said: str, *shapes: Child) -> Html:
-        return tag(
-            "li",
-            tag("svg", *shapes, width="18", height="14", viewBox="0 0 18 14", aria_hidden="true"),
-            said,
-        )
+def _key(said: str, *shapes: Child) -> Html:
+    return tag(
+        "li",
+        tag("svg", *shapes, width="18", height="14", viewBox="0 0 18 14", aria_hidden="true"),
+        said,
+    )
 
+
+def _legend(sight: Sight, rows: list[Row]) -> Html:
+    """Explain what is drawn, and nothing else."""
+    crossed = {_crossed(row) for row in rows}
+    presets = [row for row in rows if row.presets and row.trial in sight.linked]
     items = [
-        key("on the front", tag("circle", cx=9, cy=7, r=5, cls="dot-front")),
-        key("not on the front", dots([(9, 7)], "dot-other") or ""),
-        key("outlined: a preset", outline("float32", 9, 7, 5.5)),
-        key("ring: your baseline", tag("circle", cx=9, cy=7, r=6, cls="ring")),
-        key("early sign: updates vanish", crosses([(9, 7)], "dot-early", 4.5) or ""),
-        key("fails when trained longer", crosses([(9, 7)], "dot-fail", 5) or ""),
-        key(
-            "interval: upright of the speed model, level 95 % over seeds",
-            line(1, 7, 17, 7, "range"),
+        (
+            any(row.on_front for row in rows),
+            _key("on the front", tag("circle", cx=9, cy=7, r=5, cls="dot-front")),
+        ),
+        (
+            not all(row.on_front for row in rows),
+            _key("not on the front", dots([(9, 7)], "dot-other") or ""),
+        ),
+        (presets, _key("outlined: a preset", outline("float32", 9, 7, 5.5))),
+        (
+            any(row.baseline in row.presets.split() for row in presets),
+            _key("ring: your baseline", tag("circle", cx=9, cy=7, r=6, cls="ring")),
+        ),
+        (
+            "dot-early" in crossed,
+            _key("early sign: updates vanish", crosses([(9, 7)], "dot-early", 4.5) or ""),
+        ),
+        (
+            "dot-fail" in crossed,
+            _key("fails when trained longer", crosses([(9, 7)], "dot-fail", 5) or ""),
+        ),
+        (_spans(rows), _key(f"interval: {_spans(rows)}", line(1, 7, 17, 7, "range"))),
+        (
+            sight.results.resolution_gap,
+            _key("too small to tell from float32's own noise", rect(0, 1, 18, 12, "noise")),
         ),
     ]
-    if sight.results.resolution_gap:
-        items.append(key("too small to tell from float32's own noise", rect(0, 1, 18, 12, "noise")))
-    return tag("ul", *items, cls="legend")
+    return tag("ul", *(item for drawn, item in items if drawn), cls="legend")
+
+
+def _spans(rows: list[Row]) -> str:
+    """Return which intervals are drawn: of members of the front, level ones of several seeds."""
+    front = [row for row in rows if row.on_front]
+    upright = ["upright of the speed model"] * bool(front)
+    level = ["level 95 % over seeds"] * any(row.gap_low95 is not None for row in front)
+    return ", ".join(upright + level)
 
 
 def _table(sight: Sight) -> Html | None:
@@ -332,7 +428,7 @@ def _line(sight: Sight, row: Row) -> Html:
     return tag(
         "tr",
         tag("th", number, f" {mark}" if mark else "", scope="row"),
-        tag("td", row.label),
+        tag("td", named(row.presets, row.policy, 200)),
         tag("td", speed, cls="number"),
         tag("td", times(row.modeled_memory_ratio), cls="number"),
         tag("td", gap(row.loss_gap), cls="number"),

@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import groupby
 
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.policy.products import is_narrow
 from policysearch.report.page.element import Html, Section, joined, tag
 from policysearch.report.page.sight import Sight
-from policysearch.report.page.svg import shortened
-from policysearch.report.page.words import colour, power, short, times
+from policysearch.report.page.svg import named, shortened
+from policysearch.report.page.words import colour, short, times
+from policysearch.report.runs_in import Runs, RunsIn, runs_of
+from policysearch.report.text import NO_LAYER
 from policysearch.study.journal.trials import Trial
 
 SECTION = Section(30, "layers", "Which layer runs in which format?", "Layers")
 
 MOST_COLUMNS = 16
 
-Cell = tuple[str, str, bool, str]
-"""Format of the forward operands and of the gradients, whether weights are stored so alone, and how
-narrow operands are scaled with what single products read otherwise."""
+OF_THE_GRAPH = (
+    "A layer with products (a convolution, a linear layer) shows the format that they read; one "
+    "without (a norm, an activation) the format of its result: formats below 16 bits, and tf32, "
+    "are formats of products."
+)
+
+OF_THE_POLICY = (
+    "The net was not kept beside the journal, so that these are the formats the policies name: of "
+    "them those below 16 bits, and tf32, hold for products, and a layer without products runs in a "
+    "wider one."
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one layer runs in: `forward`, `backward` formats, those of its gradients.
+
+    `stored`: where its weights are kept, without a float32 copy; "" with one. `more`: how narrow
+    operands are scaled, with what single products read otherwise.
+    """
+
+    forward: tuple[str, ...] = ()
+    backward: tuple[str, ...] = ()
+    stored: str = ""
+    more: str = ""
 
 
 def body(sight: Sight) -> Html | None:
@@ -27,35 +52,66 @@ def body(sight: Sight) -> Html | None:
     if not trials:
         return None
     layers = [name for name, _ in trials[0].policy.layers]
-    columns = [_column(trial, layers) for trial in trials]
+    runs = [runs_of(sight.tracing, trial.policy) for trial in trials]
+    columns = [
+        _column(t.policy, layers, known or {}) for t, known in zip(trials, runs, strict=True)
+    ]
     rows = [(name, tuple(column[i] for column in columns)) for i, name in enumerate(layers)]
-    lines = [_line(list(alike), trials) for _, alike in groupby(rows, key=lambda row: row[1])]
+    lines = [_line(list(alike)) for _, alike in groupby(rows, key=lambda row: row[1])]
     head = tag("tr", tag("th", "layer", scope="col"), *(_head(sight, trial) for trial in trials))
     table = tag("table", tag("thead", head), tag("tbody", *lines), cls="matrix")
+    whence = OF_THE_POLICY if None in runs else OF_THE_GRAPH
     intro = (
-        "Layers from input to output, one column per policy: the pick, the front, presets, then "
-        "what failed. Where gradients have another format than the forward pass, it stands second. "
-        "★ is the pick, ✕ fails when trained longer, ! shows an early sign, ∞ diverged. A dark "
-        "corner: weights are stored so, with no float32 master copy. Below a format below 16 bits "
-        "stands how its tensors are scaled, and what single products read otherwise."
+        "Layers from input to output, one column per policy, with its speed and its loss gap: the "
+        f"pick, the front, presets, then the rest. {whence} Where gradients have "
+        "another format, it stands second. " + _signs(sight, trials, columns)
     )
     name = "Formats by layer and policy"
     scroll = tag("div", table, cls="scroll", tabindex=0, role="region", aria_label=name)
-    return joined((tag("p", intro), scroll, _key(columns)))
+    return joined((tag("p", intro), _cue(len(trials)), scroll, _key(columns)))
 
 
-def _column(trial: Trial, layers: list[str]) -> list[Cell]:
-    known, policy = dict(trial.policy.layers), trial.policy
+def _cue(columns: int) -> Html | None:
+    """Say that there is more to the right: on phones, and of many columns everywhere."""
+    kind = "cue note" + " always" * (columns > 9)
+    said = f"{columns} policies side by side: scroll to see all →"
+    return tag("p", said, cls=kind) if columns > 2 else None
+
+
+def _signs(sight: Sight, trials: tuple[Trial, ...], columns: list[list[Cell]]) -> str:
+    """Explain the signs that are there."""
+    marks = {sight.mark(trial.number) for trial in trials}
+    cells = [cell for column in columns for cell in column]
+    floors = any("≤" in sight.gap_said(sight.row[trial.number]) for trial in trials)
+    words = {
+        "★": "★ is the pick.",
+        "✕": "✕ fails when trained longer.",
+        "!": "! shows an early sign of failing.",
+        "∞": "∞ diverged.",
+    }
+    said = [text for mark, text in words.items() if mark in marks]
+    said += ["≤: the gap cannot be told from float32's; it is at most about so much."] * floors
+    if any(cell.stored for cell in cells):
+        said.append("A dark corner: weights are kept low, with no float32 master copy.")
+    if any(cell.more for cell in cells):
+        said.append("Small: how tensors are scaled, and what single products read otherwise.")
+    return " ".join(said)
+
+
+def _column(policy: Policy, layers: list[str], runs: Runs) -> list[Cell]:
+    known = dict(policy.layers)
     return [
-        _cell(known[name], policy, policy.scaling_of(name).recipe)
+        _cell(known[name], policy, policy.scaling_of(name).recipe, runs.get(name))
         if name in known
-        else ("", "", False, "")
+        else Cell()
         for name in layers
     ]
 
 
-def _cell(layer: LayerPolicy, policy: Policy, recipe: str) -> Cell:
-    own = not policy.master_weights and layer.param != "float32"
+def _cell(layer: LayerPolicy, policy: Policy, recipe: str, runs: RunsIn | None) -> Cell:
+    stored = "" if policy.master_weights or layer.param == "float32" else layer.param
+    if runs is not None and not runs.product:
+        return Cell(runs.forward, runs.backward, stored)
     more = (
         [recipe.replace("none", "unscaled")] if any(map(is_narrow, layer.operand_formats)) else []
     )
@@ -64,40 +120,46 @@ def _cell(layer: LayerPolicy, policy: Policy, recipe: str) -> Cell:
         if said is not None:
             read = dict.fromkeys(short(operand.format) for operand in said.operands)
             more.append(f"{role} {'·'.join(read)}")
-    return layer.compute, layer.grad, own, ", ".join(more)
+    shown = runs or RunsIn((layer.compute,), (layer.grad,), True)
+    return Cell(shown.forward, shown.backward, stored, ", ".join(more))
 
 
-def _line(alike: list[tuple[str, tuple[Cell, ...]]], trials: tuple[Trial, ...]) -> Html:
-    names = [name for name, _ in alike]
+def _line(alike: list[tuple[str, tuple[Cell, ...]]]) -> Html:
+    names = [name or NO_LAYER for name, _ in alike]
     said = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]} ({len(names)})"
     cells = [_td(cell) for cell in alike[0][1]]
-    return tag("tr", tag("th", shortened(said, 40), scope="row", title=said), *cells)
+    return tag("tr", tag("th", shortened(said, 60), scope="row", title=said), *cells)
 
 
 def _td(cell: Cell) -> Html:
-    compute, grad, own, more = cell
-    if not compute:
+    if not cell.forward:
         return tag("td", "–")
-    said = short(compute) if grad == compute else f"{short(compute)} · {short(grad)}"
-    stored = tag("span", ", weights stored so", cls="unseen") if own else None
-    below = (tag("br"), tag("span", more, cls="sub")) if more else ()
-    return tag("td", said, *below, stored, cls=f"{colour(compute)}{' own' if own else ''}")
+    said = _together(cell.forward)
+    if cell.backward and cell.backward != cell.forward:
+        said += f" · {_together(cell.backward)}"
+    kept = f", weights stored in {short(cell.stored)}" if cell.stored else ""
+    stored = tag("span", kept, cls="unseen") if kept else None
+    below = (tag("br"), tag("span", cell.more, cls="sub")) if cell.more else ()
+    kind = f"{colour(cell.forward[0])}{' own' if kept else ''}"
+    return tag("td", said, *below, stored, cls=kind)
+
+
+def _together(names: tuple[str, ...]) -> str:
+    return "+".join(map(short, names))
 
 
 def _head(sight: Sight, trial: Trial) -> Html:
     mark = sight.mark(trial.number)
-    gap = "–" if trial.diverged else power(sight.results.counted_gap(trial))
-    name = tag("a", f"{trial.number}{mark}", href=sight.href(trial.number))
-    preset = trial.presets[0] if trial.presets else ""
+    base = sight.results.spec.study.baseline
     return tag(
         "th",
-        name,
+        tag("a", f"{trial.number}{mark}", href=sight.href(trial.number)),
+        tag("br"),
+        named(base if base in trial.presets else next(iter(trial.presets), ""), trial.name),
         tag("br"),
         times(trial.cost.speedup),
         tag("br"),
-        gap,
-        tag("br"),
-        shortened(preset, 14),
+        sight.gap_said(sight.row[trial.number]),
         scope="col",
         cls="pick" if mark == "★" else None,
         data_t=trial.number,
@@ -106,7 +168,7 @@ def _head(sight: Sight, trial: Trial) -> Html:
 
 
 def _key(columns: list[list[Cell]]) -> Html:
-    names = {name for column in columns for cell in column for name in cell[:2] if name}
+    names = {n for column in columns for cell in column for n in (*cell.forward, *cell.backward)}
     items = [
         tag("li", tag("span", short(name), cls=f"key {colour(name)}"), f" {name}")
         for name in sorted(names)

@@ -100,10 +100,10 @@ def _policy(policy: Policy) -> Html:
     for rows in groups[:24]:
         name, layer = rows[0]
         said = name if len(rows) == 1 else f"{name} to {rows[-1][0]} ({len(rows)})"
-        formats = (layer.compute, layer.grad, layer.param)
+        formats = (layer.compute, layer.grad, layer.output, layer.param)
         cells = [tag("td", short(each), cls=colour(each)) for each in formats]
         lines.append(tag("tr", tag("th", shortened(said, 60)), *cells))
-    titles = ("layer", "forward", "gradients", "stored")
+    titles = ("layer", "products read", "and of gradients", "results", "stored")
     head = tag("tr", *(tag("th", title) for title in titles))
     more = len(groups) - 24
     rest = tag("p", f"and {more} groups of layers more") if more > 0 else None

@@ -29,6 +29,7 @@
     if (i) c.className = typeof r[i] === "number" ? "number" : ""; else c.scope = "row";
     const v = typeof r[i] === "number" && i > 1 ? +r[i].toPrecision(4) : r[i];
     if (!i && links.has(r[0])) { const a = d.createElement("a"); a.href = "#t" + r[0]; a.textContent = v; c.append(a); }
+    else if (i === 1) c.append(...String(v).split(/(?<=[./])/).flatMap(s => [s, d.createElement("wbr")]));
     else c.textContent = v === null ? "–" : v;
     return c;
   };

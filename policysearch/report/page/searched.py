@@ -51,6 +51,8 @@ def best_so_far(results: Results) -> list[tuple[int, float]]:
 
 
 def _course(results: Results) -> Html:
+    if results.cannot_rank:
+        return tag("p", "Nothing is ranked here, so that no policy is the best so far.", cls="note")
     points = best_so_far(results)
     if not points:
         return tag("p", "No policy that holds at no cost that matters yet.", cls="note")
@@ -62,22 +64,24 @@ def _course(results: Results) -> Html:
         if steps:
             steps.append((x(place), steps[-1][1]))
         steps.append((x(place), y(value)))
+    longer = any(results.confirmation(trial) for trial in results.trials)
+    holds = "that holds" if longer else "at no gap that matters"
+    known = " and that holds, as is known now" if longer else ", not trained longer yet"
     starts = {t.number for t in results.trials if t.start}
     ordered = sorted(results.trials, key=lambda trial: trial.number)
     rose = [p for p, (_, v) in enumerate(points) if not p or v > points[p - 1][1]]
     parts: list[Child] = [
         level_grid(y, 46, 424, lambda v: f"{v:g}×", 4),
         upright_grid(x, 22, 180, lambda v: f"{v:g}", 5),
-        label(0, 12, "best speed that holds, modeled", "axis"),
+        label(0, 12, f"best speed {holds}, modeled", "axis"),
         label(235, 216, "policies trained", "axis", "middle"),
         polyline(steps, "step"),
         dots([(x(points[p][0]), y(points[p][1])) for p in rose], "dot-other"),
     ]
     begun = sum(trial.number in starts for trial in ordered)
-    said = f"Best speed that holds: {points[0][1]:.2f} at first, {points[-1][1]:.2f} at the end"
+    said = f"Best speed {holds}: {points[0][1]:.2f} at first, {points[-1][1]:.2f} at the end"
     note = (
-        f"The fastest policy found so far whose gap does not matter and that holds, as is known "
-        f"now; {begun} of {len(ordered)} were presets and uniform formats, with which a search "
-        "begins."
+        f"The fastest policy found so far whose gap does not matter{known}; {begun} "
+        f"of {len(ordered)} were presets and uniform formats, with which a search begins."
     )
     return tag("figure", svg(440, 222, *parts, label=said), tag("figcaption", note))

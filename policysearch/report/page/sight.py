@@ -7,9 +7,12 @@ from functools import cached_property
 
 from policysearch.policy.presets import TF32
 from policysearch.report.against import against, picked, unproven
+from policysearch.report.page.words import gap, power
+from policysearch.report.runs_in import tracing_of
 from policysearch.study.journal.trials import Trial
 from policysearch.study.results.results import Results
 from policysearch.study.results.rows import Row
+from policysearch.train.step import Tracing
 
 MOST_DETAILED = 24
 """So many policies are shown up close, and as columns of formats."""
@@ -84,6 +87,19 @@ class Sight:
     def linked(self) -> frozenset[int]:
         """The numbers of the policies that are shown up close."""
         return frozenset(trial.number for trial in self.detailed)
+
+    @cached_property
+    def tracing(self) -> Tracing | None:
+        """What puts policies on the step that is trained; None where its net was not kept."""
+        return tracing_of(self.results.spec)
+
+    def gap_said(self, row: Row) -> str:
+        """Return the loss gap in nats; where it cannot be told, at most what it may be."""
+        if row.diverged:
+            return "–"
+        return (
+            gap(row.loss_gap) if row.told or not row.loss_gap else f"≤\xa0{power(row.counted_gap)}"
+        )
 
     def href(self, number: int) -> str | None:
         """Return the link to a policy up close; None where it is not shown so."""

@@ -22,6 +22,11 @@ SECTION = Section(50, "sure", "How sure is that?", "How sure")
 
 MOST_LINES = 12
 
+CONFIRM = (
+    "A short run lies about the end: policysearch confirm trains the front over ten times the "
+    "steps."
+)
+
 
 def body(sight: Sight) -> Html | None:
     """Return the gaps by seed, the longer runs, and the noise they are measured against."""
@@ -114,10 +119,8 @@ def _later(sight: Sight) -> Html:
     pairs = [(t, c) for t in sight.detailed if (c := results.confirmation(t)) is not None]
     head = tag("h3", "Does it hold in a longer training?")
     if not pairs:
-        said = (
-            "Nothing was trained longer yet. A short run lies about the end: "
-            "policysearch confirm trains the front over ten times the steps."
-        )
+        said = "Nothing was trained longer yet. "
+        said += CONFIRM if results.front else "Without a front there is nothing to confirm."
         return tag("div", head, tag("p", said, cls="warn"))
     lines = [_longer(sight, trial, found) for trial, found in pairs]
     steps = max(found.steps for _, found in pairs)

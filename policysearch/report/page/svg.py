@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from policysearch.formats import FORMATS
 from policysearch.policy.presets import PRESETS
 from policysearch.report.page.element import Child, Html, tag, text
 
@@ -139,12 +140,32 @@ def label(x: float, y: float, said: str, cls: str = "", anchor: str = "start") -
     return tag("text", said, x=at(x), y=at(y), cls=cls or None, text_anchor=anchored)
 
 
+LONGEST = max(map(len, FORMATS))
+
+
 def shortened(said: str, letters: int) -> str:
-    """Return a text of at most so many letters, its middle left out where it is longer."""
+    """Return a text of at most so many letters, its middle left out where it is longer.
+
+    No name of a format is cut: what is left of "bfloat16" would be the name of another.
+    """
     if len(said) <= letters:
         return said
+    whole = [m.span() for m in re.finditer(r"\w*\d\w*", said) if len(m[0]) <= LONGEST]
     head = (letters - 1) // 2
-    return f"{said[:head]}…{said[len(said) - (letters - 1 - head) :]}"
+    head = next((start for start, end in whole if start < head < end), head)
+    tail = len(said) - (letters - 1 - head)
+    tail = next((end for start, end in whole if start < tail < end), tail)
+    return f"{said[:head]}…{said[tail:]}"
+
+
+def named(presets: str, name: str, letters: int = 60) -> Html:
+    """Return what a policy is called so that a line never ends in the name of a format.
+
+    Lines end behind the dots of presets. The name that a search or a user gave is shortened.
+    """
+    if not presets:
+        return text(shortened(re.sub(r"(?<=\d)/(?=\w)", "/ ", name), letters))
+    return Html("<wbr>".join(text(part) for part in re.split(r"(?<=\.)", presets)))
 
 
 @dataclass(frozen=True)
@@ -172,16 +193,23 @@ class Axis:
         return math.log10(max(value, 1e-300)) if self.log else value
 
     def ticks(self, count: int = 5) -> list[float]:
-        """Return round values along the axis: powers of ten, or steps of 1, 2 or 5."""
+        """Return round values along the axis: powers of ten, or steps of 1, 2 or 5.
+
+        So too along one that has fewer than three powers of ten, or none beside zero.
+        """
         if self.log:
             first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+            if last - first < 2:
+                fine = (s * 10.0**e for e in range(first - 1, last + 1) for s in (1, 2, 5))
+                return [value for value in fine if self.low <= value <= self.high]
             step = max(1, math.ceil((last - first + 1) / count))
             return [10.0**e for e in range(first, last + 1, step)]
         if self.bend:
             sizes = [10.0**e for e in range(math.ceil(math.log10(self.bend * 3)), 9)]
             sides = [v for size in sizes for v in (-size, size) if self.low <= v <= self.high]
             every = max(1, math.ceil(len(sides) / count))
-            return sorted([0.0, *sides[::-every]])
+            if sides:
+                return sorted([0.0, *sides[::-every]])
         raw = (self.high - self.low) / count or 1.0
         unit = 10.0 ** math.floor(math.log10(raw))
         step_size = next(s * unit for s in (1, 2, 5, 10) if s * unit >= raw * 0.999)

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from types import MappingProxyType
 
+from policysearch.formats import format_named
 from policysearch.policy.policy import LayerPolicy, Policy
+from policysearch.report.text import NO_LAYER
 
 SHORT: Mapping[str, str] = MappingProxyType(
     {
@@ -85,14 +87,23 @@ def seconds(count: float) -> str:
 
 
 def formats_said(policy: Policy) -> str:
-    """Return which layers compute in what: "float16 in conv1 to flatten, float32 in fc1"."""
+    """Return which layers compute in what: "float16 in conv1 to flatten, float32 in fc1".
+
+    Formats that are for operands alone are said of products.
+    """
     layers = policy.layers
     runs = [list(rows) for _, rows in groupby(layers, key=lambda row: row[1].compute)]
     if len(runs) == 1:
-        return f"{layers[0][1].compute} throughout"
+        return f"{_computed(layers[0][1].compute)} throughout"
     if len(runs) <= MOST_GROUPS:
-        return ", ".join(f"{rows[0][1].compute} in {_span(rows)}" for rows in runs)
-    return ", ".join(f"{name} in {n} of {len(layers)} layers" for name, n in counts(policy))
+        return ", ".join(f"{_computed(rows[0][1].compute)} in {_span(rows)}" for rows in runs)
+    return ", ".join(
+        f"{_computed(name)} in {n} of {len(layers)} layers" for name, n in counts(policy)
+    )
+
+
+def _computed(name: str) -> str:
+    return f"{name} products" if format_named(name).operands_only else name
 
 
 def counts(policy: Policy) -> list[tuple[str, int]]:
@@ -104,7 +115,7 @@ def counts(policy: Policy) -> list[tuple[str, int]]:
 
 
 def _span(rows: list[tuple[str, LayerPolicy]]) -> str:
-    names = [name for name, _ in rows]
+    names = [name or NO_LAYER for name, _ in rows]
     if len(names) < 3:
         return " and ".join(names)
     return f"{names[0]} to {names[-1]}"

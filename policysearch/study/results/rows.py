@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +108,16 @@ class Row:
     def label(self) -> str:
         """The name to show: the presets where there are any."""
         return self.presets or self.policy
+
+    @property
+    def told(self) -> bool:
+        """Whether the gap can be told: `counted_gap` is the measured one, and not the least."""
+        return self.loss_gap > 0.0 and self.loss_gap >= self.counted_gap
+
+
+def none_told(rows: Iterable[Row]) -> bool:
+    """Return whether of no gap more is known than what was measured: none is told, or ranked."""
+    return not any(row.told and not row.cannot_rank for row in rows)
 
 
 def own_columns(trial: Trial) -> dict[str, Any]:
