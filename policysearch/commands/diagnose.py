@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from policysearch.commands.registry import Command
@@ -60,7 +61,7 @@ def _diagnose(options: argparse.Namespace) -> None:
     if found.repair is None:
         return
     if options.out is not None:
-        text = found.repair.policy.to_json().encode()
+        text = replace(found.repair.policy, name=f"{policy.name}, repaired").to_json().encode()
         write_files({options.out.name: text}, options.out.parent)
         print(f"\nnext: policysearch try {options.out} --study {options.study}")
     else:

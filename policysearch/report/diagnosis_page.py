@@ -41,7 +41,8 @@ def verdict_words(found: Diagnosis) -> str:
     if found.verdict == "none":
         return f"none: loss gap {found.gap:+.2g} nats, {found.matters:.2g} would matter"
     if found.repair is not None:
-        trained = f"{found.trained} changes trained" if found.trained > 1 else "the first trained"
+        several = f"{found.trained} changes trained"
+        trained = several if found.trained > 1 else "the first change that was trained"
         return f"repaired by {found.repair.what} ({trained})"
     return f"{found.verdict}: {found.why}"
 

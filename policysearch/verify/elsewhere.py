@@ -40,6 +40,9 @@ SCRIPTS = MappingProxyType(
 """The module here that trains with a file of a target."""
 SHARED = "plain_steps"
 
+FUSED = "; sums and activations of 16 bits in float32, rounded once: so a GPU's fused kernels do"
+"""What the script of jax has a CPU do: XLA there sums a bias' gradient in bfloat16, say."""
+
 SURROUNDINGS = MappingProxyType(
     {
         "KERAS_BACKEND": "jax",
@@ -77,13 +80,14 @@ def verify_elsewhere(
     if text is not None and _said(text) != _said(fresh):
         now = trained_elsewhere(target, python, fresh, *job)
         unlike += edits(_compared(result), _compared(now))
+    fused = FUSED * (SCRIPTS[target] == JAX)
     told: dict[str, Any] = {
         "target": target,
         "dtypes": {where: ", ".join(read for read, _ in rows) for where, rows in expected},
         "formats": {},
         **{key: result[key] for key in ("state_keys", "same_keys")},
         "edits": tuple(unlike),
-        "unlike": (f"run with {result['version']}", *exporter.losses(running, model)),
+        "unlike": (f"run with {result['version']}{fused}", *exporter.losses(running, model)),
     }
     given = task, running, model, dataset, seed
     made = beside_emulator(result["steps"], *given, **told)
