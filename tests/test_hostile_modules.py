@@ -108,11 +108,9 @@ HOSTILE: dict[str, Forward] = {
     "16 bits": lambda net, x: net.fc(x).half(),
     "another device": lambda net, x: net.fc(x).to("xpu"),
     "a sparse tensor": lambda net, x: net.fc(x).to_sparse(),
-    "an inverse": lambda net, x: net.fc(x) @ torch.linalg.inv(net.fc.weight),
     "a quantised tensor": lambda net, x: torch.quantize_per_tensor(
         net.fc(x), 0.1, 0, torch.quint8
     ).dequantize(),
-    "a spectrum": lambda net, x: torch.fft.fft(net.fc(x)).abs(),
     "a gradient inside": lambda net, x: torch.autograd.grad(net.fc(x).sum(), net.fc.weight)[0],
 }
 

@@ -199,6 +199,9 @@ CASES: dict[str, tuple[Shape, Function]] = {
     "sum of the swapped": (PLANES, lambda x: x.mT.sum(-1)),
     "to": (ROWS, lambda x: (x * x).to(torch.float32)),
     "lstm": (ROWS, lambda x: x),
+    "as_strided": (ROWS, lambda x: x.as_strided((len(x), 3, 4), (24, 4, 1), 2)),
+    "cummax": (ROWS, lambda x: x.cummax(-1).values),
+    "cummin": (ROWS, lambda x: x.cummin(-1).values),
     **{name: (ROWS, function) for name, function in {**OTHERS, **SEVERAL, **ONE_KERNEL}.items()},
     **{name: (ROWS, partial(_chosen, of)) for name, of in TRUTHS.items()},
     **cases_of_indexing.CASES,
@@ -218,7 +221,10 @@ INDIRECT = {
 """Other names of a rule, which torch gives after lowering, and the rule that they are."""
 
 
-ELSEWHERE = ("draws", "recurrent", "losses", "class_losses", "margin_losses")
+ELSEWHERE = (
+    *("draws", "recurrent", "losses", "class_losses", "margin_losses"),
+    *("complex_numbers", "linear_algebra"),
+)
 """Files of rules that have tests of their own."""
 
 

@@ -82,16 +82,16 @@ def _pieces(node: Any) -> Any:
     from torch._decomp import decomposition_table  # a second of imports, for few modules
 
     target = node.target
-    apart = target.decompose if _is_written_out(target) else decomposition_table.get(target)
+    rule = target.decompose if _is_written_out(target) else decomposition_table.get(target)
     operands = node.all_input_nodes
     values = [x.meta.get("val") for x in operands]
-    if apart is None or not all(isinstance(x, torch.Tensor) for x in values):
+    if rule is None or not all(isinstance(x, torch.Tensor) for x in values):
         return None
 
     def call(*tensors: Any) -> Any:
         real = dict(zip(operands, tensors, strict=True))
         arguments, options = torch.fx.node.map_arg((node.args, node.kwargs), real.__getitem__)
-        return apart(*arguments, **options)
+        return rule(*arguments, **options)
 
     fakes = [_float32(x) for x in values]
     try:
@@ -99,7 +99,9 @@ def _pieces(node: Any) -> Any:
             pieces = make_fx(torch.func.functionalize(call))(*fakes).graph
     except Exception:  # torch's decompositions raise what they like where they do not apply
         return None
-    return pieces if all(_is_readable(x) for x in pieces.nodes) else None
+    # some, as sym_size, come back as they were
+    apart = all(_is_readable(x) and x.target is not target for x in pieces.nodes)
+    return pieces if apart else None
 
 
 def _float32(value: Any) -> Any:

@@ -143,10 +143,10 @@ def _first_export(module: Any, inputs: tuple[Any, ...], training: bool) -> Any:
 
     torch.export takes such numbers as they are at the first call and puts them back afterwards.
     """
-    before, changed = _numbers(module), dict[tuple[str, str], Any]()
+    before, changed = set(_numbers(module).items()), dict[tuple[str, str], Any]()
 
     def compare(part: Any, *_: Any) -> None:
-        changed.update({k: v for k, v in _numbers(part).items() if before.get(k, v) != v})
+        changed.update({k: v for k, v in _numbers(part).items() if (k, v) not in before})
 
     handle = module.register_forward_hook(compare)
     try:

@@ -90,14 +90,11 @@ def search_lines(results: Results) -> list[str]:
     lines += _runs(results.fidelity) if results.fidelity else []
     lines += _seeds(results)
     lines += as_expected(results)
+    lines += _untrained(results)
     added = None if results.cannot_rank else gain_over_start(results)
     if added is None:
         return lines
     share = f"{added.gain / added.volume:.0%} of all" if added.volume else "none there is"
-    if results.left:
-        names = ", ".join(name for name, _ in results.left)
-        why = ", for others promised more" if results.stopped else " yet"
-        lines.append(f"of the ladder not trained{why}: {names}")
     held = f" (of what holds: {added.left_out} that fail later are left out)"
     held = held if added.left_out else ""
     lines.append(f"gain over the ladder: {added.gain:.3g} of dominated volume, {share}{held}")
@@ -105,6 +102,22 @@ def search_lines(results: Results) -> list[str]:
         lines.append(
             f"at equal gap the ladder alone is {added.slower:.1%} slower than what was found, "
             f"{added.slowest:.1%} at most (mean and worst of {len(BUDGETS)} gaps)"
+        )
+    return lines
+
+
+def _untrained(results: Results) -> list[str]:
+    """Return which policies of the ladder were left out, and what of the space no policy had."""
+    lines = []
+    if results.left:
+        names = ", ".join(name for name, _ in results.left)
+        why = ", for others promised more" if results.stopped else " yet"
+        lines.append(f"of the ladder not trained{why}: {names}")
+    trained = {row.compute for trial in results.trials for _, row in trial.policy.layers}
+    missed = [name for name in results.spec.space.formats if name not in trained]
+    if missed and results.trials:
+        lines.append(
+            f"offered by the study, and in no policy that was trained: {', '.join(missed)}"
         )
     return lines
 
