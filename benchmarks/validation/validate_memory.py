@@ -27,7 +27,7 @@ from policysearch.cost.memory import (
     process_bytes,
     visible_bytes,
 )
-from policysearch.objective.published.known import Interval, alike, interval_of
+from policysearch.objective.published.known import Errors, Interval, interval_of
 from policysearch.objective.published.row_file import built_of
 
 FULL = 0.9
@@ -135,7 +135,7 @@ def validate_memory(rows: Sequence[MemoryRow]) -> MemoryValidation:
 
 
 def _held(errors: Sequence[tuple[str, float]], family: str) -> Interval:
-    return interval_of(alike(np.array([error for own, error in errors if own != family])))
+    return interval_of(Errors(np.array([error for own, error in errors if own != family])))
 
 
 def growth_of(reading: Reading, fragments: float) -> float:

@@ -80,20 +80,23 @@ def verify_elsewhere(
     if text is not None and _said(text) != _said(fresh):
         now = trained_elsewhere(target, python, fresh, *job)
         unlike += edits(_compared(result), _compared(now))
-    fused = FUSED * (SCRIPTS[target] == JAX)
     told: dict[str, Any] = {
         "target": target,
         "dtypes": {where: ", ".join(read for read, _ in rows) for where, rows in expected},
         "formats": {},
         **{key: result[key] for key in ("state_keys", "same_keys")},
         "edits": tuple(unlike),
-        "unlike": (f"run with {result['version']}{fused}", *exporter.losses(running, model)),
+        "unlike": (_how(target, result), *exporter.losses(running, model)),
     }
     given = task, running, model, dataset, seed
     made = beside_emulator(result["steps"], *given, **told)
     if made.chaotic:
         made = replace(made, forced=forced_steps(*given, result["values"], result["steps"]))
     return made
+
+
+def _how(target: str, result: Mapping[str, Any]) -> str:
+    return f"run with {result['version']}{FUSED * (SCRIPTS[target] == JAX)}"
 
 
 def _expected(task: Task, running: Policy, model: Model, target: str) -> list[Any]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from policysearch.cost.roofline import Array
 from policysearch.objective.published.anchors import Parts, carried, likeliest
-from policysearch.objective.published.known import NONE, Interval, Known, alike, interval_of
+from policysearch.objective.published.known import NONE, Errors, Interval, Known, interval_of
 from policysearch.objective.published.rows import Setting
 from policysearch.objective.published.steps import steps_of
 
@@ -53,7 +53,7 @@ def anchored(
         factors[rows] = np.exp(said.shift)
         for i, spread, related in zip(rows, said.spread, said.anchored, strict=True):
             if related:
-                intervals[i] = interval_of(alike(np.exp(scores * spread)))
+                intervals[i] = interval_of(Errors(np.exp(scores * spread)))
     return Anchored(factors, tuple(intervals), published / modeled[NONE])
 
 

@@ -39,21 +39,19 @@ class Interval(NamedTuple):
 
 
 class Errors(NamedTuple):
-    """Published over modeled numbers, [rows], and what each of them weighs."""
+    """Published over modeled numbers, [rows], and what each of them weighs; None: all alike."""
 
     ratios: Array
-    weights: Array
-
-
-def alike(errors: Array) -> Errors:
-    """Return errors that weigh alike."""
-    return Errors(errors, np.ones(len(errors)))
+    weights: Array | None = None
 
 
 def interval_of(errors: Errors) -> Interval:
     """Return the interval that holds COVERAGE of the weight of errors."""
     ends = [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2]
-    low, high = np.quantile(errors.ratios, ends, weights=errors.weights, method="inverted_cdf")
+    how: dict[str, Any] = {}
+    if errors.weights is not None:
+        how = {"weights": errors.weights, "method": "inverted_cdf"}  # numpy has no other of these
+    low, high = np.quantile(errors.ratios, ends, **how)
     return Interval(float(low), float(high))
 
 
