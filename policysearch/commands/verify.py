@@ -65,8 +65,8 @@ def _verify_policy(options: argparse.Namespace) -> Verdict:
 
     there = _is_elsewhere(options)
     spec, policy = study_and_policy(options)
+    steps = _steps(options, there)
     if there:
-        steps = options.steps or FEW
         return verify_elsewhere(
             policy, _task(spec, options), options.target, options.python, steps=steps
         )
@@ -74,10 +74,15 @@ def _verify_policy(options: argparse.Namespace) -> Verdict:
         policy,
         spec,
         target=options.target,
-        steps=options.steps or MANY,
+        steps=steps,
         place=options.place,
         batch_size=options.batch,
     )
+
+
+def _steps(options: argparse.Namespace, there: bool) -> int:
+    usual = FEW if there else MANY
+    return usual if options.steps is None else int(options.steps)
 
 
 def _task(spec: StudySpec, options: argparse.Namespace) -> Task:
@@ -105,11 +110,10 @@ def _verify_file(options: argparse.Namespace) -> Verdict:
         say(f"{file}: no policy with its digest lies beside it; judged by its own tables")
     if not target_named(target).losses(policy, model) and found:
         say(f"{file}: of the policy {policy.name}, which {target} runs as it is")
-    task = _task(spec, options)
+    task, steps = _task(spec, options), _steps(options, there)
     if there:
-        steps = options.steps or FEW
         return verify_elsewhere(policy, task, target, options.python, steps=steps, text=text)
-    return verify_file(text, policy, task, steps=options.steps or MANY, place=options.place)
+    return verify_file(text, policy, task, steps=steps, place=options.place)
 
 
 COMMANDS = (
@@ -119,6 +123,6 @@ COMMANDS = (
         "train a policy as exported, beside the emulator",
         _verify,
         _arguments,
-        example="verify preset:torch.autocast --study studies/mlp-digits.toml",
+        example="verify preset:torch.autocast.bfloat16 --study studies/mlp-digits.toml",
     ),
 )

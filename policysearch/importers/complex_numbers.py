@@ -277,7 +277,6 @@ OWN: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "pow": _power,
         "square": lambda t, x: _power(t, x, 2),
         **dict.fromkeys(("to", "_to_copy"), _as_complex),
-        **dict.fromkeys(SAME, lambda t, x: x),
     }
 )
 """Rules of complex numbers that are not those of their parts."""

@@ -209,8 +209,8 @@ def own_model(name: str, dataset: Dataset, loss: str) -> Model:
     values = dataset.labels.dtype == np.float32
     usual = "mean_squared_error" if values else ROWS
     imported: Any = importer.from_torch(make, examples, loss=loss or usual)
-    outputs, places = _outputs(imported), dataset.labels.shape[1:]
-    if not (loss or values or outputs[:-1] == places):
+    places = dataset.labels.shape[1:]
+    if not (loss or values) and (outputs := _outputs(imported))[:-1] != places:
         if outputs[1:] == places:
             imported = replace(imported, loss=PLANES)
         elif argument := _label_argument(given, len(examples)):

@@ -166,7 +166,7 @@ def trained(plan: Plan, arrays: Mapping[str, Any], space: Any) -> tuple[Any, lis
         values.append(_held(named))
     told = {"version": f"mindspore {mindspore.__version__}", "products": found}
     counts = {
-        "keys": len(named),
+        "state_keys": len(named),
         "same_keys": [*named] == [name for name, _ in net.parameters_and_names()],
     }
     return {"steps": steps, "events": events(space), **counts, **told}, values
