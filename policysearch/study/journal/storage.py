@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import json
 import os
@@ -334,29 +335,44 @@ def open_for_writing(
 
 
 class _Remembered(BaseJournalBackend):
-    """Records in memory, for Optuna to replay one more of at a time."""
+    """Records in memory, and the place of the one that Optuna took last."""
 
     def __init__(self) -> None:
-        self.records: list[dict[str, Any]] = []
+        self.records, self.place = list[dict[str, Any] | None](), -1
 
-    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
-        yield from self.records[log_number_from:]
+    def read_logs(self, log_number_from: int) -> Generator[Any, None, None]:
+        for place, record in enumerate(self.records[log_number_from:], log_number_from):
+            self.place = place
+            yield record
+        self.place = len(self.records)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         self.records += logs
 
 
 def not_replayed(records: Iterable[dict[str, Any]]) -> list[int]:
-    """Return the places, from 0, of the records that Optuna's own replay cannot apply."""
-    backend = _Remembered()
-    storage, places = JournalStorage(backend), list[int]()
-    for place, record in enumerate(records):
-        backend.records.append(record)
+    """Return the places, from 0, of the records that Optuna's own replay cannot apply.
+
+    Optuna goes on behind a record that it failed on, so that each is applied once.
+    """
+    backend, places = _Remembered(), list[int]()
+    storage = JournalStorage(backend)
+    backend.records += map(_copied, records)
+    while backend.place < len(backend.records):
         try:
-            storage.get_all_studies()
+            storage.get_study_name_from_id(0)
         except Exception:  # Whatever Optuna meets in it: it checks no shapes.
-            places.append(place)
-    return places
+            places.append(backend.place)
+    # A replay without a first study fails at its end, behind the last record.
+    return [place for place in places if place < len(backend.records)]
+
+
+def _copied(record: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a copy, as Optuna takes one of all that it shows; None of what is nested too deep."""
+    try:
+        return copy.deepcopy(record)
+    except RecursionError:
+        return None
 
 
 def _check_replay(path: Path, reading: Reading) -> None:
