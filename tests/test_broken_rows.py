@@ -27,9 +27,9 @@ from tests.validated import validated
 
 SPEEDUPS = HELD_OUT.with_name("published_speedups.json")
 FILES = {
-    "--narrow": (NARROW, 170),
-    "--memory": (MEMORY, 130),
-    "": (SPEEDUPS, 100),
+    "--narrow": (NARROW, 250),
+    "--memory": (MEMORY, 40),
+    "": (SPEEDUPS, 70),
 }
 HARSH: tuple[Any, ...] = (
     None,
@@ -181,7 +181,7 @@ def test_broken_rows_of_speedups_are_lines(tmp_path: Path) -> None:
             modeled = speedups(steps_of(built), FITTED)
             assert all(0 < value < float("inf") for value in modeled)
             priced += len(built)
-    assert priced > 50 and refused > 50
+    assert priced > 30 and refused > 30
 
 
 def test_broken_devices_are_one_line_or_priced(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_broken_devices_are_one_line_or_priced(tmp_path: Path) -> None:
     policy, float32 = graphs()
     whole = [*DEVICES.values(), timed(), replace(timed(), name="a\nb")]
     read = refused = 0
-    for _ in range(100):
+    for _ in range(140):
         write(path, broken_device(rng.choice(whole), rng))
         try:
             device = read_device(path)
