@@ -15,6 +15,7 @@ from policysearch.commands.shared import (
     add_out,
     add_storage,
     add_trust,
+    check_policy,
     policy_for,
     refuse,
     source,
@@ -60,6 +61,12 @@ def _arguments(export: argparse.ArgumentParser) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
+    from policysearch.cost.device_file import device_at
+    from policysearch.export.targets import target_named
+
+    target_named(options.target)
+    if options.fits is not None:
+        device_at(options.fits)
     if options.study is not None:
         _export_given(options)
         return
@@ -80,6 +87,7 @@ def _export_given(options: argparse.Namespace) -> None:
         if getattr(options, name):
             given = f"--{name}: given beside a policy"
             raise InputError(f"{given}; expected a study alone to pick from")
+    check_policy(str(options.source))
     spec = policysearch.load_study(options.study)
     policy = policy_for(str(options.source), replace(spec, study=replace(spec.study, target=None)))
     _refuse_unlike(options, policysearch.as_exported(policy, spec, options.target)[1])

@@ -5,13 +5,19 @@ from __future__ import annotations
 import argparse
 
 from policysearch.commands.registry import Command
-from policysearch.commands.shared import add_policy, add_study_option, policy_in, study_and_policy
+from policysearch.commands.shared import (
+    PolicyName,
+    add_policy,
+    add_study_option,
+    policy_in,
+    study_and_policy,
+)
 
 
 def _arguments(command: argparse.ArgumentParser) -> None:
     add_policy(command)
     known = "the policy it samples under: a policy file or preset:NAME"
-    command.add_argument("sampler", metavar="SAMPLER", help=known)
+    command.add_argument("sampler", metavar="SAMPLER", help=known, action=PolicyName)
     add_study_option(command)
     command.add_argument("--seed", type=int, default=0)
 

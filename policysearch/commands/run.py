@@ -69,14 +69,16 @@ def _run_arguments(run: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     from policysearch.report.table import front_table
-    from policysearch.study.goal import with_goal
+    from policysearch.study.goal import goal_from_words, with_goal
     from policysearch.study.results.idle import idle_lines
     from policysearch.study.specification import space_of
 
+    at_least_one(options, "trials", "processes")
+    if options.goal is not None:
+        goal_from_words(options.goal)
     spec = policysearch.load_study(options.study)
     spec = spec if options.goal is None else with_goal(spec, options.goal)
     spec = spec.emulated_by(options.fast, options.place)
-    at_least_one(options, "trials", "processes")
     make_folder(options.out)
     for line in spec.notices:
         say(line)
@@ -221,8 +223,8 @@ def _confirm_arguments(confirm: argparse.ArgumentParser) -> None:
 def _confirm(options: argparse.Namespace) -> None:
     from policysearch.report.table import confirmed_table
 
-    spec = policysearch.load_study(options.study)
     at_least_one(options, "seeds", "processes")
+    spec = policysearch.load_study(options.study)
     factor = _factor(options.steps, spec)
     print(
         confirmed_table(

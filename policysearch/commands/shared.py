@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import policysearch
 from policysearch.files import RESULTS_FOLDER
@@ -60,10 +60,29 @@ def add_study_option(command: argparse.ArgumentParser) -> None:
     add_trust(command)
 
 
-def add_policy(command: argparse.ArgumentParser, trial: str = "") -> None:
-    """Let the command take a policy, after `trial` where that is another way to name one."""
-    help = f"{trial}a policy file, or preset:NAME"
-    command.add_argument("policy", metavar="POLICY", help=help)
+class PolicyName(argparse.Action):
+    """Takes the name of a policy that there is, so that no net is made for one that there is not.
+
+    `const` says which names are of something else.
+    """
+
+    def __call__(self, parser: object, options: argparse.Namespace, given: Any, *_: object) -> None:
+        if given is not None and not (self.const and self.const(str(given))):
+            check_policy(str(given))
+        setattr(options, self.dest, given)
+
+
+def add_policy(
+    command: argparse.ArgumentParser,
+    more: str = "",
+    is_other: Callable[[str], bool] | None = None,
+    **options: Any,
+) -> None:
+    """Let the command take a policy, after `more` where that is another way to name one."""
+    help = f"{more}a policy file, or preset:NAME"
+    command.add_argument(
+        "policy", metavar="POLICY", help=help, action=PolicyName, const=is_other, **options
+    )
 
 
 def add_processes(command: argparse.ArgumentParser, more: str = "") -> None:
@@ -190,14 +209,25 @@ def policy_from(source: str, model: Model, clipped: bool = False) -> Policy:
     an InputError.
     """
     from policysearch.policy.policy_file import read_clipped, read_policy
-    from policysearch.policy.presets import PRESETS, preset
+    from policysearch.policy.presets import preset
 
     if source.startswith(PRESET_PREFIX):
         return preset(source.removeprefix(PRESET_PREFIX), model.layer_names)
+    return read_clipped(Path(source))[0] if clipped else read_policy(Path(source))
+
+
+def check_policy(source: str) -> None:
+    """Raise InputError where `preset:NAME` is no preset, or `source` no policy file."""
+    from policysearch.policy.policy_file import read_clipped
+    from policysearch.policy.presets import PRESETS
+
+    if source.startswith(PRESET_PREFIX):
+        one_of("preset", source.removeprefix(PRESET_PREFIX), PRESETS)
+        return
     if not Path(source).exists() and (hint := near_miss(source, PRESETS)):
         hint = hint.replace(" '", f" '{PRESET_PREFIX}")
         raise InputError(f"{source}: no such file; expected a policy file, or preset:NAME{hint}")
-    return read_clipped(Path(source))[0] if clipped else read_policy(Path(source))
+    read_clipped(Path(source))
 
 
 def study_and_policy(options: argparse.Namespace) -> tuple[StudySpec, Policy]:

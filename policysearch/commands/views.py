@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 import policysearch
 from policysearch.commands.registry import Command
-from policysearch.commands.shared import add_study, places, policy_in, results_of, viewed
+from policysearch.commands.shared import (
+    PolicyName,
+    add_study,
+    places,
+    policy_in,
+    results_of,
+    viewed,
+)
 from policysearch.files import RESULTS_FOLDER, write_files
 from policysearch.values import InputError
 
@@ -25,7 +32,9 @@ def _show_arguments(show: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--trial", type=int, metavar="N", help="counts, time and memory of this trial"
     )
-    what.add_argument("--policy", help="the same of this policy file, or preset:NAME")
+    what.add_argument(
+        "--policy", help="the same of this policy file, or preset:NAME", action=PolicyName
+    )
 
 
 def _show(options: argparse.Namespace) -> None:
