@@ -6,9 +6,12 @@ import contextlib
 import io
 import json
 import random
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from optuna.storages import JournalStorage
 
 from benchmarks.faults.common import ATTACK, RAW, SOUND, finished, said_raw
 from benchmarks.faults.disk import disks
@@ -20,7 +23,7 @@ from policysearch.cli import main
 from policysearch.export.torch_file.template import comment
 from policysearch.report.page.element import tag
 from policysearch.study.journal.records import AGAIN, PREFIX, Records
-from policysearch.study.journal.storage import read_checked, read_line, sealed
+from policysearch.study.journal.storage import not_replayed, read_checked, read_line, sealed
 from policysearch.study.specification import load_spec
 from policysearch.values import InputError, printable
 from tests.studies import TINY, replaced_training, write_study
@@ -53,6 +56,19 @@ def test_either_record_of_the_identity_is_enough_to_go_on(tmp_path: Path) -> Non
         with replaced_training() as trained:
             run_study(load_spec(study), journal, processes=0, progress=False)
         assert not trained
+
+
+def test_a_journal_is_replayed_in_one_pass_that_goes_on_behind_what_cannot_be(
+    tmp_path: Path,
+) -> None:
+    """What Optuna has read is copied once, not with every record: journals grow long."""
+    sound = records_of(finished(tmp_path)[1])
+    with mock.patch.object(JournalStorage, "get_all_studies", autospec=True) as replay:
+        replay.side_effect = partial(JournalStorage.get_study_id_from_name, study_name="tiny")
+        assert not_replayed(sound) == [] and replay.call_count == 1
+    bad = {"op_code": 4, "study_id": 0}, {"op_code": 99}, {"op_code": 2, "study_id": 7}
+    assert not_replayed([*sound[:5], bad[0], *sound[5:9], *bad[1:], *sound[9:]]) == [5, 10, 11]
+    assert not_replayed([*sound, bad[0]]) == [len(sound)]
 
 
 def test_two_records_of_the_identity_that_differ_are_refused_and_repaired(tmp_path: Path) -> None:

@@ -334,28 +334,34 @@ def open_for_writing(
 
 
 class _Remembered(BaseJournalBackend):
-    """Records in memory, for Optuna to replay one more of at a time."""
+    """Records in memory, of which the first `given` were given to Optuna, each once."""
 
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = []
+        self.given = 0
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
-        yield from self.records[log_number_from:]
+        while self.given < len(self.records):
+            self.given += 1
+            yield self.records[self.given - 1]
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         self.records += logs
 
 
 def not_replayed(records: Iterable[dict[str, Any]]) -> list[int]:
-    """Return the places, from 0, of the records that Optuna's own replay cannot apply."""
+    """Return the places, from 0, of the records that Optuna's own replay cannot apply.
+
+    It goes on behind each of them, and copies all that it has when it is through: once.
+    """
     backend = _Remembered()
     storage, places = JournalStorage(backend), list[int]()
-    for place, record in enumerate(records):
-        backend.records.append(record)
+    backend.append_logs(list(records))
+    while backend.given < len(backend.records):
         try:
             storage.get_all_studies()
         except Exception:  # Whatever Optuna meets in it: it checks no shapes.
-            places.append(place)
+            places.append(backend.given - 1)
     return places
 
 
