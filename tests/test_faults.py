@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import random
+import warnings
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -123,6 +124,29 @@ def test_changed_files_of_every_kind_end_in_one_line(tmp_path: Path) -> None:
     ends = fuzzed(tmp_path, 17, 6, said.append)
     assert not said and sum(ends.values()) == 17
     assert {end.rpartition(": ")[2] for end in ends} <= SOUND
+
+
+@pytest.mark.parametrize("target", ["torch", "fsdp2", "mindspore"])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1if 0 else 2\ny = '\\d\n", "line 2"),  # which Python warns of too
+        (f"x = {'-' * 20_000}1\n", "nested too deep"),
+        (f"x = {'1+' * 5_000}1\n", ""),
+        ("LAYERS = {[]: 1}\nFORMATS = {{}}\n", "has"),
+    ],
+)
+def test_python_that_is_read_and_not_run_ends_in_one_line(
+    text: str, said: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_study(tmp_path)
+    (tmp_path / "made.py").write_text(text)
+    with contextlib.chdir(tmp_path), warnings.catch_warnings(record=True) as odd:
+        warnings.simplefilter("always")
+        assert main(f"inspect made.py --target {target} --study tiny.toml".split()) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("policysearch: made.py: ") and line.count("\n") == 1 and said in line
+    assert not odd
 
 
 def _raw(folder: Path, *streams: io.StringIO) -> bool:

@@ -68,6 +68,7 @@ def _export(options: argparse.Namespace) -> None:
     if options.fits is not None:
         device_at(options.fits)
     if options.study is not None:
+        check_policy(str(options.source))
         _export_given(options)
         return
     if str(options.source).startswith(PRESET_PREFIX) or options.source.suffix == ".json":
@@ -87,7 +88,6 @@ def _export_given(options: argparse.Namespace) -> None:
         if getattr(options, name):
             given = f"--{name}: given beside a policy"
             raise InputError(f"{given}; expected a study alone to pick from")
-    check_policy(str(options.source))
     spec = policysearch.load_study(options.study)
     policy = policy_for(str(options.source), replace(spec, study=replace(spec.study, target=None)))
     _refuse_unlike(options, policysearch.as_exported(policy, spec, options.target)[1])

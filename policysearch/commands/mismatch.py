@@ -6,9 +6,9 @@ import argparse
 
 from policysearch.commands.registry import Command
 from policysearch.commands.shared import (
-    PolicyName,
     add_policy,
     add_study_option,
+    check_policy,
     policy_in,
     study_and_policy,
 )
@@ -17,7 +17,7 @@ from policysearch.commands.shared import (
 def _arguments(command: argparse.ArgumentParser) -> None:
     add_policy(command)
     known = "the policy it samples under: a policy file or preset:NAME"
-    command.add_argument("sampler", metavar="SAMPLER", help=known, action=PolicyName)
+    command.add_argument("sampler", metavar="SAMPLER", help=known)
     add_study_option(command)
     command.add_argument("--seed", type=int, default=0)
 
@@ -26,6 +26,7 @@ def _mismatch(options: argparse.Namespace) -> None:
     from policysearch.objective.sampled import mismatches
     from policysearch.report.text import aligned
 
+    check_policy(options.sampler)
     spec, policy = study_and_policy(options)
     sampler = policy_in(spec, options.sampler)
     print(f"trained as {policy.name}, sampled as {sampler.name}; log-probabilities of validation")

@@ -52,7 +52,7 @@ def _try(options: argparse.Namespace) -> None:
 
 
 def _why_arguments(why: argparse.ArgumentParser) -> None:
-    add_policy(why, "a trial of the study, ", str.isdecimal)
+    add_policy(why, "a trial of the study, ")
     which = "with those decided together; without it, what one more decision would buy"
     why.add_argument("layer", metavar="LAYER", nargs="?", help=which)
     add_study_option(why)

@@ -68,9 +68,7 @@ def _run_arguments(run: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from policysearch.report.table import front_table
     from policysearch.study.goal import goal_from_words, with_goal
-    from policysearch.study.results.idle import idle_lines
     from policysearch.study.specification import space_of
 
     at_least_one(options, "trials", "processes")
@@ -93,6 +91,10 @@ def _run(options: argparse.Namespace) -> None:
             f"policysearch: interrupted; `policysearch run {places(options)}{on}` goes on from here"
         )
         raise SystemExit(INTERRUPTED) from None
+
+    from policysearch.report.table import front_table  # which a refusal need not wait for
+    from policysearch.study.results.idle import idle_lines
+
     print(front_table(results))
     print("\n".join(["", *idle_lines(results, space_of(spec))]))
     write_plots(results, options.out)

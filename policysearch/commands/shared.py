@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,29 +60,10 @@ def add_study_option(command: argparse.ArgumentParser) -> None:
     add_trust(command)
 
 
-class PolicyName(argparse.Action):
-    """Takes the name of a policy that there is, so that no net is made for one that there is not.
-
-    `const` says which names are of something else.
-    """
-
-    def __call__(self, parser: object, options: argparse.Namespace, given: Any, *_: object) -> None:
-        if given is not None and not (self.const and self.const(str(given))):
-            check_policy(str(given))
-        setattr(options, self.dest, given)
-
-
-def add_policy(
-    command: argparse.ArgumentParser,
-    more: str = "",
-    is_other: Callable[[str], bool] | None = None,
-    **options: Any,
-) -> None:
-    """Let the command take a policy, after `more` where that is another way to name one."""
-    help = f"{more}a policy file, or preset:NAME"
-    command.add_argument(
-        "policy", metavar="POLICY", help=help, action=PolicyName, const=is_other, **options
-    )
+def add_policy(command: argparse.ArgumentParser, trial: str = "", **options: Any) -> None:
+    """Let the command take a policy, after `trial` where that is another way to name one."""
+    help = f"{trial}a policy file, or preset:NAME"
+    command.add_argument("policy", metavar="POLICY", help=help, **options)
 
 
 def add_processes(command: argparse.ArgumentParser, more: str = "") -> None:
@@ -235,6 +216,7 @@ def study_and_policy(options: argparse.Namespace) -> tuple[StudySpec, Policy]:
 
     The clipping of an older policy file is moved into the study's task.
     """
+    check_policy(options.policy)
     study = policysearch.load_study(options.study)
     study = replace(study, task=with_clipping(study.task, options.policy))
     return study, policy_in(study, options.policy, clipped=True)

@@ -25,9 +25,7 @@ MANY, FEW = 50, 10
 
 
 def _arguments(verify: argparse.ArgumentParser) -> None:
-    add_policy(
-        verify, "an exported file (.py), judged as it is, ", lambda name: name.endswith(".py")
-    )
+    add_policy(verify, "an exported file (.py), judged as it is, ")
     add_study_option(verify)
     verify.add_argument("--target", default="torch", help="where it is trained (torch)")
     interpreter = "interpreter of an environment that has the target, where that is not torch"

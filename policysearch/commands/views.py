@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import policysearch
 from policysearch.commands.registry import Command
 from policysearch.commands.shared import (
-    PolicyName,
     add_study,
+    check_policy,
     places,
     policy_in,
     results_of,
@@ -32,15 +32,15 @@ def _show_arguments(show: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--trial", type=int, metavar="N", help="counts, time and memory of this trial"
     )
-    what.add_argument(
-        "--policy", help="the same of this policy file, or preset:NAME", action=PolicyName
-    )
+    what.add_argument("--policy", help="the same of this policy file, or preset:NAME")
 
 
 def _show(options: argparse.Namespace) -> None:
     from policysearch.report.one_trial import number_of, trial_page
     from policysearch.report.table import csv_text, front_table
 
+    if options.policy is not None:
+        check_policy(options.policy)
     results = results_of(options)
     number = options.trial
     if options.policy is not None:
