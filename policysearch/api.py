@@ -28,7 +28,7 @@ from policysearch.report.graph_diff import diff_of, policy_passes
 from policysearch.report.progress import told
 from policysearch.rounding.rounder import Fast
 from policysearch.search.objectives import DIRECTIONS
-from policysearch.space.target import differences, named_as_run
+from policysearch.space.target import run_and_different
 from policysearch.study.cost_section import CostSection as CostSection
 from policysearch.study.first_study import study_of as study_of
 from policysearch.study.goal import with_goal
@@ -420,7 +420,7 @@ def as_exported(
 ) -> tuple[Policy, tuple[str, ...]]:
     """Return what `target` runs when it is given the policy, and how that differs, by lines."""
     model = study.task.build_model(study.task.load_dataset())
-    return named_as_run(policy, model, target), differences(policy, model, target)
+    return run_and_different(policy, model, target)
 
 
 @without_own_frames

@@ -172,6 +172,23 @@ def from_plain(kind: type[T], data: object, where: str) -> T:
 
     Keys may be left out where the field has a default. Raises InputError naming the place.
     """
+    given = values_of(kind, data, where)
+    fields = _fields(kind)  # type: ignore[arg-type]
+    for name, field in fields.items():
+        no_default = field.default is field.default_factory is dataclasses.MISSING
+        if name not in given and no_default:
+            raise InputError(f"{where}: missing key {name!r}; expected one of {', '.join(fields)}")
+    try:
+        return kind(**given)
+    except InputError as error:
+        raise InputError(f"{where}.{error}") from None
+
+
+def values_of(kind: type[Any], data: object, where: str) -> dict[str, Any]:
+    """Return the values in the dict `data` by the fields of `kind`, each of its field's type.
+
+    What they are together is not looked at, and none need be there. InputError names the place.
+    """
     if not isinstance(data, Mapping):
         raise InputError(f"{where}: {shown(data)}; expected a table of keys")
     fields, hints = _fields(kind), _hints(kind)  # type: ignore[arg-type]
@@ -181,16 +198,9 @@ def from_plain(kind: type[T], data: object, where: str) -> T:
                 f"{where}: unknown key {shown(key)}; expected one of {', '.join(fields)}"
                 f"{near_miss(key, fields)}"
             )
-    given: dict[str, Any] = {}
-    for name, field in fields.items():
-        if name in data:
-            given[name] = _read(hints[name], data[name], f"{where}.{name}")
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise InputError(f"{where}: missing key {name!r}; expected one of {', '.join(fields)}")
-    try:
-        return kind(**given)
-    except InputError as error:
-        raise InputError(f"{where}.{error}") from None
+    return {
+        name: _read(hints[name], data[name], f"{where}.{name}") for name in fields if name in data
+    }
 
 
 @functools.cache

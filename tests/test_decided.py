@@ -17,7 +17,7 @@ from policysearch.policy.policy import LayerPolicy, Policy, from_json, uniform_l
 from policysearch.policy.presets import preset
 from policysearch.rewrite.format_rules import FormatRule, LayerMatch
 from policysearch.space import decided
-from policysearch.space.decided.base import Decided, Group
+from policysearch.space.decided.base import Decided, Group, by_group
 from policysearch.space.encoding import Encoding
 from policysearch.space.equivalence import has_short_range
 from policysearch.space.model_space import make_space
@@ -25,6 +25,7 @@ from policysearch.space.section import DECIDED, SpaceSection
 from policysearch.space.space import Space
 from policysearch.study.specification import load_spec, space_of
 from policysearch.values import InputError
+from tests.studies import write_study
 
 STUDIES = Path(__file__).parents[1] / "studies"
 MODEL = lenet5("tanh")
@@ -271,3 +272,27 @@ def test_every_kind_of_every_file_of_decisions_has_its_row_once() -> None:
         if hasattr(value, "applied") and value.__module__ == module.__name__
     ]
     assert sorted(map(repr, kinds)) == sorted(repr(type(kind)) for kind in DECIDED)
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("aaaaaaaa", "a"),
+        ("abbaaaaa", "a (b in g1, g2)"),
+        ("abbbaaca", "a (b in g1 to g3; c in g6)"),
+        ("babababa", "b (a in g1, g3, g5, g7)"),
+        ("abababababa", "a (b in g1, g3, g5, g7 and 1 more)"),
+        ("abababaaabbba", "a (b in g1, g3, g5, g9 to g11)"),
+        ("abababababbbaaaa", "a (b in g1, g3, g5, g7 and 3 more)"),
+    ],
+)
+def test_a_name_says_what_most_groups_have_and_where_it_differs(said: str, name: str) -> None:
+    assert by_group(list(said), [Group(f"g{i}") for i in range(len(said))]) == name
+
+
+def test_the_policies_of_a_space_are_named_by_what_differs(tmp_path: Path) -> None:
+    wide = ("widths = [8]", f"widths = {[8] * 11}")
+    space = space_of(load_spec(write_study(tmp_path, wide)))
+    usual = space.project(preset("bfloat16", space.layers))
+    changed = {f"format.fc{i}": "float32" for i in (1, 3, 4, 5)} | {"master_weights": True}
+    assert space.policy(usual | changed).name.startswith("bf16 (fp32 in fc1, fc3 to fc5)")

@@ -22,6 +22,7 @@ from policysearch.policy.policy import Policy, from_json
 from policysearch.policy.presets import preset
 from policysearch.report.diagnosis_page import diagnosis_page
 from policysearch.space.target import differences
+from policysearch.train.origin import Link
 from policysearch.train.tasks import Task
 from policysearch.verify.verdict import verify
 from tests.studies import write_study
@@ -218,6 +219,17 @@ def test_the_command_says_it_and_writes_the_repair(
     assert found.repair is not None
     text = found.repair.policy.to_json()
     assert from_json(text) == found.repair.policy
+
+
+def test_the_users_line_is_said_first(state: tuple[Policy, Diagnosis]) -> None:
+    policy, found = state
+    link = Link("softmax", "attn", "fprop", "float16", 65504.0, 9.0, 1e5, 3, 9, "net.py:12")
+    there: dict[str, Any] = {"role": "fprop", "step": 3, "chain": (link,), "line": "net.py:12"}
+    cause = replace(found.cause, kind="overflow", op="softmax", layer="attn", **there)
+    lines = diagnosis_page(replace(found, cause=cause), policy).splitlines()
+    assert lines[2] == "cause: net.py:12: overflow, softmax of attn (fprop, step 3)"
+    (titles,) = (at for at, line in enumerate(lines) if line.startswith("your line "))
+    assert lines[titles + 1].startswith("net.py:12 ")
 
 
 @pytest.mark.torch

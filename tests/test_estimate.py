@@ -9,8 +9,9 @@ import pytest
 
 from policysearch.cli import main
 from policysearch.commands import run as run_command
-from policysearch.study.estimate import RELOADED_SECONDS, Estimate, Timed, estimate, said
+from policysearch.study.estimate import RELOADED_SECONDS, Estimate, Timed, _share, estimate, said
 from policysearch.study.specification import load_spec
+from policysearch.study.workers.executors import cores
 from tests.studies import write_study
 
 
@@ -25,6 +26,24 @@ def test_seconds_are_of_all_trainings_and_the_longer_runs() -> None:
     assert f"about {said(found.seconds)} in all on 2 processes of 1 GiB" in first
     assert second == "a step takes 10 ms under cheap, 30 ms under dear"
     assert len(others) == 4 and "task.batch_size = 64" in others[-1]
+
+
+def test_a_busy_machine_is_said_beside_the_estimate() -> None:
+    spec = load_spec(Path("studies:lenet5-digits"))
+    for share, load, words in ((0.95, 9.0, ""), (0.5, 4.0, f", load 4 on {cores()} cores")):
+        rows = Timed("cheap", 0.02, 0.0), Timed("dear", 0.06, 0.0, share)
+        found = Estimate(spec, rows, 2, 2**30, rows[0], load)
+        idle = Estimate(spec, (rows[0], Timed("dear", 0.03, 0.0)), 2, 2**30, rows[0])
+        busy = f"; the machine is busy (a training had {share:.0%} of a core{words}): about "
+        busy += f"{said(idle.seconds)} with nothing beside it"
+        assert found.lines()[0].endswith(f" GiB{busy if words else ''}")
+    assert "had 50% of a core)" in Estimate(spec, rows, 2, 2**30, rows[0]).lines()[0]
+
+
+def test_what_other_work_takes_of_a_core_is_seen() -> None:
+    """A step that waits half of the time has half of a core, whatever the system says of load."""
+    assert _share([(2.0, 1.0), (2.0, 1.0)]) == 0.5
+    assert _share([(1.0, 1.0), (2.0, 4.0)]) == 1.0  # several threads
 
 
 def test_float32_and_the_ladder_are_timed_each_once(tmp_path: Path) -> None:

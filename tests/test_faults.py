@@ -6,9 +6,13 @@ import contextlib
 import io
 import json
 import random
+import warnings
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from optuna.storages import JournalStorage
 
 from benchmarks.faults.common import ATTACK, RAW, SOUND, finished, said_raw
 from benchmarks.faults.disk import disks
@@ -20,7 +24,7 @@ from policysearch.cli import main
 from policysearch.export.torch_file.template import comment
 from policysearch.report.page.element import tag
 from policysearch.study.journal.records import AGAIN, PREFIX, Records
-from policysearch.study.journal.storage import read_checked, read_line, sealed
+from policysearch.study.journal.storage import not_replayed, read_checked, read_line, sealed
 from policysearch.study.specification import load_spec
 from policysearch.values import InputError, printable
 from tests.studies import TINY, replaced_training, write_study
@@ -53,6 +57,19 @@ def test_either_record_of_the_identity_is_enough_to_go_on(tmp_path: Path) -> Non
         with replaced_training() as trained:
             run_study(load_spec(study), journal, processes=0, progress=False)
         assert not trained
+
+
+def test_a_journal_is_replayed_in_one_pass_that_goes_on_behind_what_cannot_be(
+    tmp_path: Path,
+) -> None:
+    """What Optuna has read is copied once, not with every record: journals grow long."""
+    sound = records_of(finished(tmp_path)[1])
+    with mock.patch.object(JournalStorage, "get_all_studies", autospec=True) as replay:
+        replay.side_effect = partial(JournalStorage.get_study_id_from_name, study_name="tiny")
+        assert not_replayed(sound) == [] and replay.call_count == 1
+    bad = {"op_code": 4, "study_id": 0}, {"op_code": 99}, {"op_code": 2, "study_id": 7}
+    assert not_replayed([*sound[:5], bad[0], *sound[5:9], *bad[1:], *sound[9:]]) == [5, 10, 11]
+    assert not_replayed([*sound, bad[0]]) == [len(sound)]
 
 
 def test_two_records_of_the_identity_that_differ_are_refused_and_repaired(tmp_path: Path) -> None:
@@ -107,6 +124,29 @@ def test_changed_files_of_every_kind_end_in_one_line(tmp_path: Path) -> None:
     ends = fuzzed(tmp_path, 17, 6, said.append)
     assert not said and sum(ends.values()) == 17
     assert {end.rpartition(": ")[2] for end in ends} <= SOUND
+
+
+@pytest.mark.parametrize("target", ["torch", "fsdp2", "mindspore"])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1if 0 else 2\ny = '\\d\n", "line 2"),  # which Python warns of too
+        (f"x = {'-' * 20_000}1\n", "nested too deep"),
+        (f"x = {'1+' * 5_000}1\n", ""),
+        ("LAYERS = {[]: 1}\nFORMATS = {{}}\n", "has"),
+    ],
+)
+def test_python_that_is_read_and_not_run_ends_in_one_line(
+    text: str, said: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_study(tmp_path)
+    (tmp_path / "made.py").write_text(text)
+    with contextlib.chdir(tmp_path), warnings.catch_warnings(record=True) as odd:
+        warnings.simplefilter("always")
+        assert main(f"inspect made.py --target {target} --study tiny.toml".split()) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("policysearch: made.py: ") and line.count("\n") == 1 and said in line
+    assert not odd
 
 
 def _raw(folder: Path, *streams: io.StringIO) -> bool:

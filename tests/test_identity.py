@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.resources
 import re
@@ -83,6 +84,26 @@ def test_every_change_of_meaning_counts_and_names_its_file(
 ) -> None:
     before, after = rewritten(package / name, old, new)
     assert [file for file in before if before[file] != after[file]] == [name]
+
+
+ODD = (
+    'def f(a, *b, c=None, **d):\n    "Doc."\n    return {**d, None: (), "a": f"{a!r:>{c}}"}, ...\n',
+    "x: int = -1.5e-300j\nglobal_ = b'\\x00', '\\n\"', None, [], {}, True\nclass A: 'text'\n",
+    "async def g():\n    async for x in [y for y in z if not w]: yield\n    lambda: (yield)\n",
+)
+
+
+@pytest.mark.parametrize("text", [*ODD, Path(identity.__file__).read_text(encoding="utf-8")])
+def test_a_digest_of_python_is_of_what_it_was_of_in_every_journal(text: str) -> None:
+    def said(node: Any) -> Any:
+        if isinstance(node, list):
+            return [said(item) for item in node if not identity._is_text(item)]
+        if not isinstance(node, ast.AST):
+            return node
+        pairs = [(name, said(value)) for name, value in ast.iter_fields(node)]
+        return type(node).__name__, [pair for pair in pairs if pair[1] not in (None, [])]
+
+    assert identity._meaning("py", text) == repr(said(ast.parse(text)))
 
 
 def test_the_real_package_counts_its_rounding_in_c_and_headers() -> None:

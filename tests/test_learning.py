@@ -219,6 +219,15 @@ def test_guesses_seldom_pass_for_learning(seeds: int, share: float) -> None:
     assert Beside(constant, (min(1.0, share + 0.25),) * seeds).learned
 
 
+@pytest.mark.parametrize("count", [1, 7, 400, 59_999])
+@pytest.mark.parametrize("share", [1e-3, 0.1, 0.5, 0.997, 1.0])
+def test_so_many_guesses_as_chance_gives_are_no_learning(count: int, share: float) -> None:
+    most = float(stats.binom.ppf(0.999, count, share))
+    constant = Constant(None, None, share, count)
+    assert not Beside(constant, (most / count,)).learned
+    assert Beside(constant, ((most + 1) / count,)).learned
+
+
 def test_seeds_that_disagree_have_not_learned() -> None:
     constant = Constant(None, None, 0.25, 400)
     assert Beside(constant, (0.5, 0.5, 0.5)).learned

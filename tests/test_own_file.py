@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +157,27 @@ def data():
     x = np.random.default_rng(0).standard_normal((200, 1, 8, 8)).astype(np.float32)
     return ps.Dataset("own", x, x[:, 0, :, 0].copy(), 150, 50, 8)
 """
+
+
+MODULE = """
+import torch
+
+def model():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+"""
+
+
+@pytest.mark.torch
+def test_a_module_is_imported_once_in_a_command_and_anew_with_another_file(
+    study: StudySpec,
+) -> None:
+    write_net(MODULE)
+    first, same = (objective_of(study).model for _ in range(2))
+    assert first is same
+    other = replace(study, task=replace(study.task, loss="mean_squared_error"))
+    assert objective_of(other).model.fingerprint != first.fingerprint
+    write_net(MODULE.replace("10)", "10, bias=False)"))
+    assert objective_of(study).model.fingerprint != first.fingerprint
 
 
 def test_labels_that_are_no_classes_are_recorded_and_shown_without_accuracy(

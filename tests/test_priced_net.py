@@ -66,6 +66,19 @@ def test_prices_are_those_of_a_study_of_the_larger_net_itself(model: str, tmp_pa
     assert len(speeds) == 5
 
 
+def test_a_profile_says_which_layers_are_folded_into_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = ("widths = [8]", "widths = [8, 8]")
+    for net, said in (("net.widths = [9, 9, 9, 9, 9]\n", True), ("", False)):
+        stack = 'stack = "torch.compile"\n'
+        study = write_study(tmp_path, wide, (stack, stack + net))
+        assert main(["profile", "preset:bfloat16", "--study", str(study)]) == 0
+        page = capsys.readouterr().out
+        assert ("fc1 for fc1 and fc2; fc2 for fc3 and fc4; fc3 for fc5 and fc6" in page) == said
+        assert ("a layer that is trained stands for" in page) == said
+
+
 def test_tables_of_the_search_have_these_prices(tmp_path: Path) -> None:
     spec = study_of("gpt", NETS["gpt"], tmp_path)
     section = replace(spec.space, ops=(), formats=("float32", "bfloat16"), granularity="block")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
+from scipy.stats import rankdata, spearmanr
 
 from benchmarks.search.__main__ import counts, noisy_shares
 from benchmarks.search.runs import Run, RunSearcher
@@ -20,6 +22,7 @@ from policysearch.search.fidelity import (
     beyond_prices,
     promising,
     rank_correlation,
+    ranks,
     ranks_alike,
     short_share,
 )
@@ -109,6 +112,24 @@ def test_how_short_runs_rank_is_known_from_five_policies_on() -> None:
         assert rank_correlation(pairs) == pytest.approx(known, nan_ok=True)
     for same in ([(1.0, x) for x in range(5)], [(x, 1.0) for x in range(5)]):
         assert rank_correlation(same) == 0.0
+
+
+def test_ranks_are_those_of_scipy_ties_and_infinities_too() -> None:
+    rng = np.random.default_rng(1)
+    for count in (5, 40):
+        first, second = rng.integers(0, 9, (2, count)).astype(float)
+        first[0] = np.inf
+        np.testing.assert_array_equal(ranks(first), rankdata(first))
+        known = spearmanr(first, second).statistic
+        assert rank_correlation([*zip(first, second, strict=True)]) == pytest.approx(known)
+
+
+def test_what_views_and_searches_need_is_imported_without_what_takes_longest() -> None:
+    needed = "policysearch.report.table", "policysearch.study.study", "policysearch.commands.run"
+    code = f"import sys, {', '.join(needed)}\nprint(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"scipy.stats", "scipy.optimize", "matplotlib", "torch", "pandas", "dask"}
+    assert not heavy & set(run.stdout.split())
 
 
 def test_asked_together_runs_are_different_and_outstanding_ones_count() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from policysearch.commands.registry import Command
 from policysearch.commands.shared import (
+    add_policy,
     add_trust,
     at_least_one,
     refuse,
@@ -20,9 +21,7 @@ from policysearch.values import InputError
 
 
 def _arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "policy", metavar="POLICY", nargs="?", help="a policy file, or preset:NAME"
-    )
+    add_policy(command, nargs="?")
     command.add_argument("--study", type=source, metavar="STUDY.toml", help="where it is trained")
     add_trust(command)
     command.add_argument(

@@ -15,6 +15,7 @@ from policysearch.commands.shared import (
     add_out,
     add_storage,
     add_trust,
+    check_policy,
     policy_for,
     refuse,
     source,
@@ -60,7 +61,14 @@ def _arguments(export: argparse.ArgumentParser) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
+    from policysearch.cost.device_file import device_at
+    from policysearch.export.targets import target_named
+
+    target_named(options.target)
+    if options.fits is not None:
+        device_at(options.fits)
     if options.study is not None:
+        check_policy(str(options.source))
         _export_given(options)
         return
     if str(options.source).startswith(PRESET_PREFIX) or options.source.suffix == ".json":

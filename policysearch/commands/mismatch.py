@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 
 from policysearch.commands.registry import Command
-from policysearch.commands.shared import add_policy, add_study_option, policy_in, study_and_policy
+from policysearch.commands.shared import (
+    add_policy,
+    add_study_option,
+    check_policy,
+    policy_in,
+    study_and_policy,
+)
 
 
 def _arguments(command: argparse.ArgumentParser) -> None:
@@ -20,6 +26,7 @@ def _mismatch(options: argparse.Namespace) -> None:
     from policysearch.objective.sampled import mismatches
     from policysearch.report.text import aligned
 
+    check_policy(options.sampler)
     spec, policy = study_and_policy(options)
     sampler = policy_in(spec, options.sampler)
     print(f"trained as {policy.name}, sampled as {sampler.name}; log-probabilities of validation")

@@ -10,6 +10,7 @@ from policysearch.commands.registry import Command
 from policysearch.commands.shared import (
     add_policy,
     add_task,
+    check_policy,
     cost_of,
     model_of,
     policy_from,
@@ -29,6 +30,7 @@ def _explain_arguments(explain: argparse.ArgumentParser) -> None:
 
 
 def _explain(options: argparse.Namespace) -> None:
+    check_policy(options.policy)
     task = with_clipping(task_of(options), options.policy)
     policy = policy_of(options, task.build_model(task.load_dataset()))
     if options.diff:
@@ -47,6 +49,7 @@ def _rules_arguments(rules: argparse.ArgumentParser) -> None:
 def _rules(options: argparse.Namespace) -> None:
     from policysearch.space.rules_file import rules_file_of
 
+    check_policy(options.policy)
     model = model_of(options)
     print(rules_file_of(policy_from(options.policy, model), model).text().rstrip("\n"))
 

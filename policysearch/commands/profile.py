@@ -11,6 +11,7 @@ from policysearch.commands.shared import (
     STACK,
     add_policy,
     add_task,
+    check_policy,
     cost_of,
     policy_of,
     task_of,
@@ -45,6 +46,7 @@ def _profile(options: argparse.Namespace) -> None:
     from policysearch.space.parallel import ParallelSection
     from policysearch.space.target import as_run, baseline_as_run
 
+    check_policy(options.policy)
     study = viewed(options) if options.study else None
     task = with_clipping(task_of(options), options.policy)
     cost, parallel = cost_of(study), study.parallel if study else ParallelSection()

@@ -23,6 +23,7 @@ from policysearch.commands.shared import (
     viewed,
 )
 from policysearch.files import make_folder
+from policysearch.values import one_of
 
 if TYPE_CHECKING:
     from policysearch.policy.policy import Policy
@@ -66,8 +67,11 @@ def _why(options: argparse.Namespace) -> None:
 
     at_least_one(options, "processes")
     if options.policy.isdecimal():
-        spec = viewed(options) if options.layer is None else policysearch.load_study(options.study)
+        spec = viewed(options)
         policy = policysearch.load_results(spec, options.storage).trial(int(options.policy)).policy
+        if options.layer is not None:
+            one_of("layer", options.layer, [name for name, _ in policy.layers])
+            spec = policysearch.load_study(options.study)
     else:
         spec, policy = study_and_policy(options)
     if options.layer is None:

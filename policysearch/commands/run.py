@@ -68,15 +68,15 @@ def _run_arguments(run: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from policysearch.report.table import front_table
-    from policysearch.study.goal import with_goal
-    from policysearch.study.results.idle import idle_lines
+    from policysearch.study.goal import goal_from_words, with_goal
     from policysearch.study.specification import space_of
 
+    at_least_one(options, "trials", "processes")
+    if options.goal is not None:
+        goal_from_words(options.goal)
     spec = policysearch.load_study(options.study)
     spec = spec if options.goal is None else with_goal(spec, options.goal)
     spec = spec.emulated_by(options.fast, options.place)
-    at_least_one(options, "trials", "processes")
     make_folder(options.out)
     for line in spec.notices:
         say(line)
@@ -91,6 +91,10 @@ def _run(options: argparse.Namespace) -> None:
             f"policysearch: interrupted; `policysearch run {places(options)}{on}` goes on from here"
         )
         raise SystemExit(INTERRUPTED) from None
+
+    from policysearch.report.table import front_table  # which a refusal need not wait for
+    from policysearch.study.results.idle import idle_lines
+
     print(front_table(results))
     print("\n".join(["", *idle_lines(results, space_of(spec))]))
     write_plots(results, options.out)
@@ -221,8 +225,8 @@ def _confirm_arguments(confirm: argparse.ArgumentParser) -> None:
 def _confirm(options: argparse.Namespace) -> None:
     from policysearch.report.table import confirmed_table
 
-    spec = policysearch.load_study(options.study)
     at_least_one(options, "seeds", "processes")
+    spec = policysearch.load_study(options.study)
     factor = _factor(options.steps, spec)
     print(
         confirmed_table(

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import policysearch
 from policysearch.files import RESULTS_FOLDER
@@ -60,10 +60,10 @@ def add_study_option(command: argparse.ArgumentParser) -> None:
     add_trust(command)
 
 
-def add_policy(command: argparse.ArgumentParser, trial: str = "") -> None:
+def add_policy(command: argparse.ArgumentParser, trial: str = "", **options: Any) -> None:
     """Let the command take a policy, after `trial` where that is another way to name one."""
     help = f"{trial}a policy file, or preset:NAME"
-    command.add_argument("policy", metavar="POLICY", help=help)
+    command.add_argument("policy", metavar="POLICY", help=help, **options)
 
 
 def add_processes(command: argparse.ArgumentParser, more: str = "") -> None:
@@ -190,14 +190,25 @@ def policy_from(source: str, model: Model, clipped: bool = False) -> Policy:
     an InputError.
     """
     from policysearch.policy.policy_file import read_clipped, read_policy
-    from policysearch.policy.presets import PRESETS, preset
+    from policysearch.policy.presets import preset
 
     if source.startswith(PRESET_PREFIX):
         return preset(source.removeprefix(PRESET_PREFIX), model.layer_names)
+    return read_clipped(Path(source))[0] if clipped else read_policy(Path(source))
+
+
+def check_policy(source: str) -> None:
+    """Raise InputError where `preset:NAME` is no preset, or `source` no policy file."""
+    from policysearch.policy.policy_file import read_clipped
+    from policysearch.policy.presets import PRESETS
+
+    if source.startswith(PRESET_PREFIX):
+        one_of("preset", source.removeprefix(PRESET_PREFIX), PRESETS)
+        return
     if not Path(source).exists() and (hint := near_miss(source, PRESETS)):
         hint = hint.replace(" '", f" '{PRESET_PREFIX}")
         raise InputError(f"{source}: no such file; expected a policy file, or preset:NAME{hint}")
-    return read_clipped(Path(source))[0] if clipped else read_policy(Path(source))
+    read_clipped(Path(source))
 
 
 def study_and_policy(options: argparse.Namespace) -> tuple[StudySpec, Policy]:
@@ -205,6 +216,7 @@ def study_and_policy(options: argparse.Namespace) -> tuple[StudySpec, Policy]:
 
     The clipping of an older policy file is moved into the study's task.
     """
+    check_policy(options.policy)
     study = policysearch.load_study(options.study)
     study = replace(study, task=with_clipping(study.task, options.policy))
     return study, policy_in(study, options.policy, clipped=True)

@@ -26,9 +26,10 @@ def _file_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _reading(options: argparse.Namespace) -> Reading:
-    from policysearch.export.targets import read_file
+    from policysearch.export.targets import read_file, target_named
     from policysearch.files import read_text
 
+    target_named(options.target)
     text = read_text(options.file, "a trainer's file")
     return read_file(options.target, text, model_of(options), str(options.file))
 
@@ -36,8 +37,8 @@ def _reading(options: argparse.Namespace) -> Reading:
 def _inspect(options: argparse.Namespace) -> None:
     from policysearch.report.asked_and_run import given_page
 
-    study = viewed(options) if options.study else None
-    print(given_page(_reading(options), options.target, study))
+    reading = _reading(options)
+    print(given_page(reading, options.target, viewed(options) if options.study else None))
 
 
 def _import_arguments(command: argparse.ArgumentParser) -> None:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 import policysearch
 from policysearch.commands.registry import Command
-from policysearch.commands.shared import add_study, places, policy_in, results_of, viewed
+from policysearch.commands.shared import (
+    add_study,
+    check_policy,
+    places,
+    policy_in,
+    results_of,
+    viewed,
+)
 from policysearch.files import RESULTS_FOLDER, write_files
 from policysearch.values import InputError
 
@@ -32,6 +39,8 @@ def _show(options: argparse.Namespace) -> None:
     from policysearch.report.one_trial import number_of, trial_page
     from policysearch.report.table import csv_text, front_table
 
+    if options.policy is not None:
+        check_policy(options.policy)
     results = results_of(options)
     number = options.trial
     if options.policy is not None:

@@ -72,8 +72,7 @@ class Cause:
     @property
     def place(self) -> str:
         """The op, layer, role and step in words."""
-        line = f", {self.line}" if self.line else ""
-        where = f"{self.role}, step {self.step}{line}"
+        where = f"{self.role}, step {self.step}"
         return f"{self.op or 'update'} of {self.layer or 'no layer'} ({where})"
 
     def located(self, graph: Graph) -> Cause:

@@ -118,5 +118,5 @@ def _scale(graph: Graph, sizes: Mapping[int, float], policy: Policy, steps: int)
 
 
 def _place(node: Node) -> str:
-    line = f", {node.line}" if node.line else ""
-    return f"{listed_op(node)} of {node.layer or 'no layer'} ({node.role}{line})"
+    line = f"{node.line}: " if node.line else ""
+    return f"{line}{listed_op(node)} of {node.layer or 'no layer'} ({node.role})"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from string import Template
 from typing import Any, Literal
 
-from policysearch.export.reading import DEFAULT_RULE, Given, Reading, policy_of
+from policysearch.export.reading import DEFAULT_RULE, Given, Reading, literal, policy_of, syntax_of
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
@@ -229,17 +229,10 @@ def head(
 
 def constants(text: str, where: str, names: Sequence[str]) -> dict[str, Any]:
     """Return constants at the top of a Python file; nothing in it is run."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError) as error:
-        raise InputError(f"{where}: {error}; expected an exported file") from None
     found: dict[str, Any] = {}
-    for node in tree.body:
+    for node in syntax_of(text, where, "an exported file").body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            try:
-                found[node.targets[0].id] = ast.literal_eval(node.value)
-            except ValueError:
-                continue
+            found[node.targets[0].id] = literal(node.value)
     for name in names:
         if not isinstance(found.get(name), dict):
             raise InputError(f"{where}: no table {name}; expected an exported file, which has it")

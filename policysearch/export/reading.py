@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
@@ -16,6 +19,29 @@ BASE = "torch.autocast.bfloat16"
 """The preset whose op lists a policy has that is read from a file without any."""
 
 DEFAULT_RULE = "no rule"
+
+
+def syntax_of(text: str, where: str, what: str) -> ast.Module:
+    """Return the syntax of a Python file that is read and not run; InputError where it has none.
+
+    `what` is what was expected there: "an exported file". What Python finds odd in it is not said.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        raise InputError(f"{where}: {error}; expected {what}") from None
+    except (RecursionError, MemoryError):
+        raise InputError(f"{where}: nested too deep; expected {what}") from None
+
+
+def literal(node: ast.expr) -> Any:
+    """Return the constant that an expression is, tables of constants too; None for any other."""
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None  # TypeError: a key that cannot be one
 
 
 def _nothing(policy: Policy, model: Model) -> dict[str, str]:

@@ -44,10 +44,11 @@ def losses(policy: Policy, model: Model) -> tuple[str, ...]:
     running, traced = runs(policy, model), trace_forward(model, SMALLEST_BATCH)
     lines: list[str] = []
     nodes, strict = _forward_nodes(traced), strict_products(policy, model)
+    readers = _readers(traced)
     for layer in model.layer_names:
         lines += _layer_losses(policy, layer, nodes.get(layer, []), model, strict)
         if model.parameters_of(layer):
-            lines += _storage_losses(policy, layer, traced)
+            lines += _storage_losses(policy, layer, readers.get(layer, []))
     if isinstance(model, Chain):  # those of an imported net are modules
         lines += _function_losses(apply_policy(traced, running), model)
     lines += _move_losses(traced, policy)
@@ -142,14 +143,22 @@ def _rounding_moves(graph: Graph) -> set[str]:
     return {n.source for n in graph.nodes if n.op.name == "cast" and n.source in MOVES}
 
 
-def _storage_losses(policy: Policy, layer: str, traced: Graph) -> Iterator[str]:
+def _readers(graph: Graph) -> dict[str, list[Node]]:
+    """Return the nodes that read a parameter of a layer, by the layer."""
+    found: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        read = (other for other in graph.inputs_of(node) if other.op.name == "parameter")
+        for layer in dict.fromkeys(other.layer for other in read):
+            found.setdefault(layer, []).append(node)
+    return found
+
+
+def _storage_losses(policy: Policy, layer: str, readers: Sequence[Node]) -> Iterator[str]:
     formats = policy.layer(layer)
     if not policy.master_weights:
         if formats.param not in DTYPES:
             yield f"layer {layer}: parameters are stored in float32, not {formats.param}"
         return
-    held = {n.id for n in traced.nodes if n.op.name == "parameter" and n.layer == layer}
-    readers = [n for n in traced.nodes if held & set(n.inputs)]
     same = formats.param == formats.compute == formats.output
     low = all(n.source in policy.low_precision_ops for n in readers)
     if formats.param != "float32" and not (same and low):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,16 +35,15 @@ class Chain(Model):
     named: bool = False
 
     def __post_init__(self) -> None:
-        names = self.layer_names
-        for name in names:
-            if names.count(name) > 1:
+        for name, count in Counter(self.layer_names).items():
+            if count > 1:
                 raise InputError(f"model {self.name}: layer {name!r} twice; expected names once")
 
     @property
     def inputs(self) -> tuple[Input, ...]:  # type: ignore[override]
         return (Input("tokens" if self.whole else "images", self.input_shape, self.whole),)
 
-    @property
+    @cached_property
     def layer_names(self) -> tuple[str, ...]:
         return tuple(name for layer in self.layers for name in names_of(layer))
 

@@ -10,7 +10,7 @@ from policysearch.export.targets import targets
 from policysearch.formats import format_named
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.report.text import aligned
-from policysearch.space.target import differences, named_as_run
+from policysearch.space.target import run_and_different
 from policysearch.study.opening import load_results
 from policysearch.study.specification import StudySpec, objective_of
 
@@ -21,7 +21,7 @@ def asked_and_run(policy: Policy, study: StudySpec, target: str, storage: Path |
     `storage` is the journal of the study, None for a study that has none. Nothing is trained.
     """
     model = study.task.build_model(study.task.load_dataset())
-    running = named_as_run(policy, model, target)
+    running, lines = run_and_different(policy, model, target)
     objective, gaps = objective_of(study), _trained_gaps(study, storage)
     asked, run = (objective.price(each) for each in (policy, running))
     rows = [
@@ -31,7 +31,6 @@ def asked_and_run(policy: Policy, study: StudySpec, target: str, storage: Path |
         ("modeled memory of float32's", f"{asked.memory_ratio:.3f}", f"{run.memory_ratio:.3f}"),
         *((name, *pair) for name, pair in _formats(policy, running)),
     ]
-    lines = differences(policy, model, target)
     blocks = [[f"lost: {line}" for line in _lost(policy, running, target)], aligned(rows)]
     blocks.append([f"{target} does otherwise: {line}" for line in grouped(lines)])
     narrow = grouped([*narrower(policy, running)])

@@ -33,7 +33,8 @@ class LayerMargins:
     """What a layer costs, and what it would with its formats one step wider and narrower.
 
     `share` is of the kernel seconds, `cast_share` what kernels that only convert take of them.
-    None where there is no such step.
+    None where there is no such step. `priced` are the layers of a net that is priced in the place
+    of the one that is trained, for which this one stands.
     """
 
     layer: str
@@ -42,6 +43,7 @@ class LayerMargins:
     cast_share: float
     wider: Change | None
     narrower: Change | None
+    priced: tuple[str, ...] = ()
 
 
 class Changes:
@@ -63,10 +65,17 @@ class Changes:
     def layers(self) -> tuple[LayerMargins, ...]:
         """Return the margins of the layers with products, in the order of the model."""
         gemms = (n for n in self.graph.nodes if n.op.kind == "gemm" and n.role != "update")
-        with_products = {self._objective.trained_layer(node.layer) for node in gemms}
+        with_products = dict[str, dict[str, None]]()
+        for node in gemms:
+            with_products.setdefault(self._trained(node.layer), {})[node.layer] = None
         return tuple(
-            self._margins(layer) for layer, _ in self.policy.layers if layer in with_products
+            self._margins(layer, tuple(with_products[layer]))
+            for layer, _ in self.policy.layers
+            if layer in with_products
         )
+
+    def _trained(self, layer: str) -> str:
+        return self._objective.trained_layer(layer)
 
     def causes(self, layers: tuple[LayerMargins, ...]) -> tuple[Change, ...]:
         """Return the changes that make the step faster, the largest gain first.
@@ -92,9 +101,8 @@ class Changes:
         after = step_price(self.graph, self._objective.device, free, self.policy)
         return self.price.time.step_seconds / after.time.step_seconds
 
-    def _margins(self, layer: str) -> LayerMargins:
-        trained = self._objective.trained_layer
-        kernels = [k for k in self.price.time.kernels if trained(k.layer) == layer]
+    def _margins(self, layer: str, priced: tuple[str, ...]) -> LayerMargins:
+        kernels = [k for k in self.price.time.kernels if self._trained(k.layer) == layer]
         total, format = self.price.time.kernel_seconds, self.policy.layer(layer).compute
         return LayerMargins(
             layer,
@@ -103,6 +111,7 @@ class Changes:
             sum(kernel.seconds for kernel in kernels if kernel.is_cast) / total,
             self._in_format(layer, wider(format)),
             self._in_format(layer, narrower(format)),
+            priced if self._objective.net is not None else (),
         )
 
     def _in_format(self, layer: str, format: str | None) -> Change | None:
@@ -125,8 +134,7 @@ class Changes:
 
     def _others(self) -> Iterator[Change]:
         layers = dict(self.policy.layers)  # the loss is in none: it stays float32
-        trained = self._objective.trained_layer
-        used = {node.source for node in self.graph.nodes if trained(node.layer) in layers}
+        used = {node.source for node in self.graph.nodes if self._trained(node.layer) in layers}
         for op in sorted(used.intersection(self.policy.fp32_ops)):
             lists = {
                 "fp32_ops": tuple(name for name in self.policy.fp32_ops if name != op),

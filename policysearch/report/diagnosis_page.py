@@ -55,9 +55,10 @@ def _cause(found: Diagnosis) -> list[str]:
     if found.verdict == "none" or found.cause.kind == "none":
         return []
     cause = found.cause
+    line = f"{cause.line}: " if cause.line else ""
     gap = "the loss diverged" if math.isinf(found.gap) else f"loss gap {found.gap:+.2g} nats"
     return [
-        f"cause: {cause.kind}, {cause.place}",
+        f"cause: {line}{cause.kind}, {cause.place}",
         cause.words,
         f"{gap}; {found.matters:.2g} matters, jitter of float32 makes {found.noise:.2g}",
     ]

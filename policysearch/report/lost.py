@@ -101,7 +101,7 @@ def chain_lines(trial: Trial) -> list[str]:
 
 
 def chain_table(chain: Sequence[Link]) -> list[str]:
-    """Return the ops of a chain, a line each, with those of the user's file where one is known."""
+    """Return the ops of a chain, a line each, after those of the user's file where one is known."""
     titles = ("what led there", "layer", "role", "format", "largest in", "largest out", "lost")
     cells = [
         (
@@ -118,8 +118,8 @@ def chain_table(chain: Sequence[Link]) -> list[str]:
     lines = [link.line for link in chain]
     if not any(lines):
         return aligned([titles, *cells])
-    rows = [(*row, line or "-") for row, line in zip(cells, lines, strict=True)]
-    return aligned([(*titles, "your line"), *rows])
+    rows = [(line or "-", *row) for row, line in zip(cells, lines, strict=True)]
+    return aligned([("your line", *titles), *rows])
 
 
 def _place(row: LostValues) -> tuple[int, str, int, str]:

@@ -99,8 +99,16 @@ def _shares(
 
 
 def layer_lines(layers: tuple[LayerMargins, ...]) -> list[str]:
-    """Return a line for each layer with products: its share, and one format wider and narrower."""
+    """Return a line for each layer with products: its share, and one format wider and narrower.
+
+    Of a net that is priced in the place of the one that is trained it says first for which layers
+    one stands, whose shares it has together.
+    """
     titles = ("layer", "format", "modeled time", "casts", "one wider", "one narrower")
+    head = []
+    if several := [row for row in layers[:MOST_LAYERS] if row.priced not in ((), (row.layer,))]:
+        stands = "; ".join(f"{row.layer} for {_ends(row.priced)}" for row in several)
+        head = [f"a layer that is trained stands for those of its stack that are priced: {stands}"]
     rows = [
         (
             row.layer,
@@ -113,7 +121,14 @@ def layer_lines(layers: tuple[LayerMargins, ...]) -> list[str]:
         for row in layers[:MOST_LAYERS]
     ]
     more = len(layers) - MOST_LAYERS
-    return aligned([titles, *rows]) + [f"and {more} layers more"] * (more > 0)
+    return [*head, *aligned([titles, *rows]), *[f"and {more} layers more"] * (more > 0)]
+
+
+def _ends(names: tuple[str, ...]) -> str:
+    """Return names in order in words, of many the ends: "fc3 to fc6 (4)"."""
+    if len(names) < 3:
+        return " and ".join(names)
+    return f"{names[0]} to {names[-1]} ({len(names)})"
 
 
 def _gains(change: Change | None) -> str:

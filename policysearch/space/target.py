@@ -32,10 +32,15 @@ def baseline_as_run(name: str | None, model: Model, target: str | None) -> Polic
 
 def named_as_run(policy: Policy, model: Model, target: str | None) -> Policy:
     """Return `as_run`, whose name says so where it differs from the policy that was given."""
-    running = as_run(policy, model, target)
-    if target is None or not differences(policy, model, target):
-        return running
-    return replace(running, name=f"{policy.name}, as {target} runs it")
+    return policy if target is None else run_and_different(policy, model, target)[0]
+
+
+def run_and_different(policy: Policy, model: Model, target: str) -> tuple[Policy, tuple[str, ...]]:
+    """Return `named_as_run`, and the `differences`."""
+    running, lines = as_run(policy, model, target), differences(policy, model, target)
+    if lines:
+        running = replace(running, name=f"{policy.name}, as {target} runs it")
+    return running, lines
 
 
 def offered(section: SpaceSection, model: Model, target: str | None) -> SpaceSection:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import math
+import os
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from policysearch.objective.objective import Objective
@@ -25,13 +27,21 @@ RELOADED_SECONDS = 1.0
 """What it takes to start a training process and its libraries, about."""
 
 
+BUSY = 0.9
+"""A training that gets less of a core stood beside other work."""
+
+
 @dataclass(frozen=True)
 class Timed:
-    """One policy: seconds of a step, and of what a training takes besides, as its validation."""
+    """One policy: seconds of a step, and of what a training takes besides, as its validation.
+
+    `share` is what it had of a core while it was timed; the rest of the time it waited.
+    """
 
     name: str
     step_seconds: float
     other_seconds: float
+    share: float = 1.0
 
     def seconds(self, steps: int) -> float:
         """Return the seconds of a training over so many steps."""
@@ -44,7 +54,7 @@ class Estimate:
 
     `timed` are the policies that were timed, the cheapest first, `float32` among them: it trains
     twice with every seed, as it is and jittered. `process_bytes` is the memory of one training
-    process.
+    process. `load` is how many processes ran on the machine before, where the system says it.
     """
 
     spec: StudySpec
@@ -52,6 +62,7 @@ class Estimate:
     processes: int
     process_bytes: int
     float32: Timed
+    load: float | None = None
 
     @cached_property
     def seconds(self) -> float:
@@ -70,11 +81,23 @@ class Estimate:
         longer = f", and longer runs for {share:g} of that" if share else ""
         return [
             f"{runs} x {spec.task.steps} steps, float32{longer}: about {said(self.seconds)} in all "
-            f"on {self.processes} processes of {self.process_bytes / 2**30:.2g} GiB",
+            f"on {self.processes} processes of {self.process_bytes / 2**30:.2g} GiB{self._busy()}",
             f"a step takes {cheap.step_seconds * 1e3:.3g} ms under {cheap.name}, "
             f"{dear.step_seconds * 1e3:.3g} ms under {dear.name}",
             *self._proposals(),
         ]
+
+    def _busy(self) -> str:
+        """Return that other work ran while steps were timed, and what it would be without."""
+        share = min(timed.share for timed in self.timed)
+        if share >= BUSY or (self.spec.study.place or "cpu") != "cpu":  # else it waits for a GPU
+            return ""
+        load = "" if self.load is None else f", load {self.load:.2g} on {cores()} cores"
+        idle = [replace(t, step_seconds=t.step_seconds * t.share) for t in self.timed]
+        base = next(row for row in idle if row.name == self.float32.name)
+        rest = replace(self, timed=tuple(idle), float32=base).seconds
+        busy = f"the machine is busy (a training had {share:.0%} of a core{load})"
+        return f"; {busy}: about {said(rest)} with nothing beside it"
 
     def _proposals(self) -> Iterator[str]:
         study, task = self.spec.study, self.spec.task
@@ -102,7 +125,7 @@ def estimate(spec: StudySpec, processes: int | None = None) -> Estimate:
     objective = objective_of(spec)
     space = space_of(spec, objective.model)
     jobs = spec.study.workers * len(spec.study.searched)
-    begin, timed = time.perf_counter(), list[Timed]()
+    begin, timed, load = time.perf_counter(), list[Timed](), _load()
     for policy in _dearest_first(objective, space, spec):
         if len(timed) < 2 or time.perf_counter() - begin < TIMING_SECONDS:
             timed.append(_timed(objective, policy))
@@ -112,6 +135,7 @@ def estimate(spec: StudySpec, processes: int | None = None) -> Estimate:
         min(processes or cores(), jobs),
         _peak_bytes(),
         next(row for row in timed if row.name == objective.float32.name),
+        load,
     )
 
 
@@ -127,19 +151,35 @@ def _timed(objective: Objective, policy: Policy) -> Timed:
     data, model, fast = objective.dataset, objective.model, objective.fast
 
     def seconds(until: int) -> float:
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         train(objective.task, policy, 0, dataset=data, model=model, fast=fast, until=until)
-        return time.perf_counter() - start
+        spent.append((time.perf_counter() - start, time.process_time() - used))
+        return spent[-1][0]
 
+    spent: list[tuple[float, float]] = []
     first = seconds(1)
     until = min(MANY_STEPS if first < LONG_SECONDS else FEW_STEPS, objective.task.steps)
     if until == 1:
-        return Timed(policy.name, first, 0.0)
+        return Timed(policy.name, first, 0.0, _share(spent))
     first = min(first, seconds(1)) if first < LONG_SECONDS else first
     whole = seconds(until)
     # on a busy machine one step can take longer than many do
     step = (whole - first) / (until - 1) if whole > first else whole / until
-    return Timed(policy.name, step, max(0.0, first - step))
+    return Timed(policy.name, step, max(0.0, first - step), _share(spent))
+
+
+def _share(spent: Sequence[tuple[float, float]]) -> float:
+    """Return the part of the wall seconds, the first of each pair, in which a core was had."""
+    wall, used = (math.fsum(seconds) for seconds in zip(*spent, strict=True))
+    return min(1.0, used / wall)
+
+
+def _load() -> float | None:
+    """Return how many processes ran or wanted to in the last minute; None where none says."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
 
 
 def _peak_bytes() -> int:

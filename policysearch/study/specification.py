@@ -24,7 +24,7 @@ from policysearch.study.sections import (
 )
 from policysearch.train.scripts.script import Script, script_in
 from policysearch.train.tasks import Task
-from policysearch.values import InputError, Shown, brief, from_plain, one_of, shown
+from policysearch.values import InputError, Shown, brief, from_plain, one_of, shown, values_of
 
 T = TypeVar("T")
 
@@ -216,16 +216,10 @@ def spec_from_data(
     """
     for name in data:
         one_of(f"{where}: table", name, [section.name for section in fields(StudySpec)])
-    try:
-        script = script or script_in(data.get("task"), folder)
-    except InputError as error:
-        raise InputError(f"{where}: task.{error}") from None
-    if script is not None:
-        data = script.in_tables(data)
-    task = _section(Task, data, "task", where)
-    sections: tuple[Any, ...] = (
-        _section(StudySection, data, "study", where),
-        task if script is None else script.task_of(task, data["task"]),
+    if "task" in data:  # before a script runs: whatever is misspelt is said at once
+        values_of(Task, data["task"], f"{where}: task")
+    study = _section(StudySection, data, "study", where)
+    others: tuple[Any, ...] = (
         _section(CostSection, data, "cost", where),
         _section(SpaceSection, data, "space", where),
         _section(ObjectivesSection, {"objectives": {}, **data}, "objectives", where),
@@ -234,7 +228,16 @@ def spec_from_data(
         _section(GoalSection, data, "goal", where) if "goal" in data else None,
     )
     try:
-        return StudySpec(*sections)
+        script = script or script_in(data.get("task"), folder)
+    except InputError as error:
+        raise InputError(f"{where}: task.{error}") from None
+    if script is not None:
+        data = script.in_tables(data)
+        study = _section(StudySection, data, "study", where)
+    task = _section(Task, data, "task", where)
+    task = task if script is None else script.task_of(task, data["task"])
+    try:
+        return StudySpec(study, task, *others)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 

@@ -10,7 +10,7 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from numbers import Real
@@ -203,19 +203,39 @@ def own_model(name: str, dataset: Dataset, loss: str) -> Model:
         returned = type(given).__name__
         raise InputError(f"model: {name} returned {returned}; expected {MODEL}")
     path, _, function = name.rpartition(":")
-    importer = importlib.import_module("policysearch.importers.torch_export")
     make = function_of("model", path, function)
-    examples = tuple(torch.from_numpy(array[:2].copy()) for array in dataset.inputs)
-    values = dataset.labels.dtype == np.float32
+    fed = [array[:2] for array in (*dataset.inputs, dataset.labels)]
+    known = _imported_before(str(Path(path).resolve()))
+    key = function, loss, *((array.shape, array.dtype.str, array.tobytes()) for array in fed)
+    if key not in known or known[key][0] is not make:  # the file was run anew
+        known[key] = make, _imported(make, given, fed, loss)
+    return known[key][1]
+
+
+@functools.lru_cache(maxsize=64)
+def _imported_before(path: str) -> dict[Any, tuple[Any, Model]]:
+    """Return functions of a file and what was imported of them, by name, loss and examples.
+
+    An estimate, a search and its longer runs make the same model in one process, and to export a
+    torch module takes seconds.
+    """
+    return {}
+
+
+def _imported(make: Callable[[], Any], given: Any, fed: Sequence[NDArray[Any]], loss: str) -> Model:
+    """Return the model of torch modules like `given`, `fed` with examples and their labels."""
+    importer = importlib.import_module("policysearch.importers.torch_export")
+    *examples, labels = (sys.modules["torch"].from_numpy(array.copy()) for array in fed)
+    values = fed[-1].dtype == np.float32
     usual = "mean_squared_error" if values else ROWS
-    imported: Any = importer.from_torch(make, examples, loss=loss or usual)
-    places = dataset.labels.shape[1:]
+    imported: Any = importer.from_torch(make, tuple(examples), loss=loss or usual)
+    places = fed[-1].shape[1:]
     if not (loss or values) and (outputs := _outputs(imported))[:-1] != places:
         if outputs[1:] == places:
             imported = replace(imported, loss=PLANES)
         elif argument := _label_argument(given, len(examples)):
-            fed = (*examples, torch.from_numpy(dataset.labels[:2].copy()))
-            imported = importer.from_torch(make, fed, loss=OWN_LOSS, labels=argument)
+            every = (*examples, labels)
+            imported = importer.from_torch(make, every, loss=OWN_LOSS, labels=argument)
     own: Model = imported
     return own
 

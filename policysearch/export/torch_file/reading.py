@@ -6,14 +6,22 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from policysearch.export.reading import DEFAULT_RULE, About, Given, Reading, policy_of
+from policysearch.export.reading import (
+    DEFAULT_RULE,
+    About,
+    Given,
+    Reading,
+    literal,
+    policy_of,
+    syntax_of,
+)
 from policysearch.formats import Rounding
 from policysearch.nn.model import Model
 from policysearch.ops.catalogue import FORWARD_OPS, LOSS_OPS
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import AS_STORED, LayerPolicy, RoleRounding, uniform_layer
 from policysearch.policy.scaling import Scaling
-from policysearch.values import InputError, one_of
+from policysearch.values import one_of
 
 ABOUT = About(
     "a module to import: apply_policy, make_grad_scaler, adapters of training loops",
@@ -123,16 +131,12 @@ def _loss_scale(said: Mapping[str, Any]) -> LossScale:
 
 def _constants(text: str, where: str) -> dict[str, Any]:
     """Return the constants of the file by name, those of its scaler among them."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError) as error:
-        raise InputError(f"{where}: {error}; expected an exported torch file") from None
     found: dict[str, Any] = {"POWER_OF_TWO": False}
-    for node in ast.walk(tree):
+    for node in ast.walk(syntax_of(text, where, "an exported torch file")):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name | ast.Tuple):
             found.update(_assigned(node))
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "PolicyScaler":
-            found.update((x.arg, _value(x.value)) for x in node.keywords if x.arg)
+            found.update((x.arg, literal(x.value)) for x in node.keywords if x.arg)
     for name in (*TABLES, "kind", "init_scale", "growth_factor"):
         one_of(f"{where}: expected an exported torch file, which has", name, found)
     return found
@@ -141,17 +145,10 @@ def _constants(text: str, where: str) -> dict[str, Any]:
 def _assigned(node: ast.Assign) -> Iterator[tuple[str, Any]]:
     target = node.targets[0]
     if isinstance(target, ast.Name):
-        yield target.id, _value(node.value)
+        yield target.id, literal(node.value)
         return
     assert isinstance(target, ast.Tuple)
     parts = node.value.elts if isinstance(node.value, ast.Tuple) else []
     for name, value in zip(target.elts, parts, strict=False):
         if isinstance(name, ast.Name):
-            yield name.id, _value(value)
-
-
-def _value(node: ast.expr) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return None
+            yield name.id, literal(value)

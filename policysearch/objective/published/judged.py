@@ -146,11 +146,15 @@ def crossed(known: Known) -> tuple[Crossed, ...]:
         ("families", known.steps.families, known.ratios, known.seconds),
         ("devices", known.steps.devices, known.device_ratios, known.device_seconds),
     ):
-        intervals = [
-            known.interval(group, setting.device)
+        kinds = [
+            (group, bool(setting.device.achieved))
             for group, setting in zip(groups, known.settings, strict=True)
         ]
-        holds = [low <= r <= high for (low, high), r in zip(intervals, ratios, strict=True)]
+        spans = {kind: interval_of(known.errors(*kind)) for kind in set(kinds)}
+        holds = [
+            low <= ratio <= high
+            for (low, high), ratio in zip((spans[kind] for kind in kinds), ratios, strict=True)
+        ]
         in_samples = seconds / known.steps.seconds
         timed = np.isfinite(in_samples) & (in_samples > 1 / 3) & (in_samples < 3)
         summaries = {}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Protocol
 
 from policysearch.formats import format_named
@@ -133,6 +135,33 @@ def short_format(name: str) -> str:
     """Return the name as it is said in tables: fp32, tf32, bf16, fp16, e4m3."""
     known = {"float32": "fp32", "tfloat32": "tf32", "bfloat16": "bf16", "float16": "fp16"}
     return known.get(name) or name.removesuffix("fn").rpartition("_")[2]
+
+
+MOST_PLACES = 4
+"""So many groups, or runs of them, a name says one by one."""
+
+
+def by_group(said: Sequence[str], groups: Sequence[Group]) -> str:
+    """Return what is said of each group as a name has it: "bf16 (fp32 in fc1, fc3 to fc6)".
+
+    First stands what most have, then the others by their groups, of many in a row the ends.
+    """
+    count = Counter(said)
+    usual = max(count, key=count.__getitem__)
+    others = [f"{what} in {_places(what, said, groups)}" for what in count if what != usual]
+    return f"{usual} ({'; '.join(others)})" if others else usual
+
+
+def _places(what: str, said: Sequence[str], groups: Sequence[Group]) -> str:
+    """Return the groups of which this is said; beyond MOST_PLACES how many more there are."""
+    places: list[tuple[str, int]] = []
+    for same, run in groupby(zip(said, groups, strict=True), lambda pair: pair[0] == what):
+        names = [group.name for _, group in run] if same else []
+        long = len(names) > 2
+        places += [(f"{names[0]} to {names[-1]}", len(names))] if long else [(n, 1) for n in names]
+    more = sum(count for _, count in places[MOST_PLACES:])
+    listed = ", ".join(name for name, _ in places[:MOST_PLACES])
+    return f"{listed} and {more} more" if more else listed
 
 
 def nearest(wanted: Any, values: tuple[Any, ...]) -> Any:

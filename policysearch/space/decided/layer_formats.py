@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,6 +15,7 @@ from policysearch.space.decided.base import (
     Group,
     Params,
     Setting,
+    by_group,
     check_different,
     check_formats,
     short_format,
@@ -83,7 +85,7 @@ class Formats:
     def words(self, policy: Policy, section: LayerFormats, at: Setting) -> list[str]:
         names = [_name_of(policy, group.layers[0], section) for group in at.groups]
         said = [name if name in layer_presets() else short_format(name) for name in names]
-        return [said[0] if len(set(said)) == 1 else "/".join(said)]
+        return [by_group(said, at.groups)]
 
 
 def _name_of(policy: Policy, layer: str, section: LayerFormats) -> str:
@@ -151,10 +153,10 @@ class Roles:
     def words(self, policy: Policy, section: LayerFormats, at: Setting) -> list[str]:
         layers = dict(policy.layers)
         firsts = [layers[group.layers[0]] for group in at.groups]
-        return [word for role in ROLES if (word := _role_word(role, firsts))]
+        return [word for role in ROLES if (word := _role_word(role, firsts, at.groups))]
 
 
-def _role_word(role: str, layers: list[LayerPolicy]) -> str:
+def _role_word(role: str, layers: list[LayerPolicy], groups: Sequence[Group]) -> str:
     """Return what a role has in these layers where it is not as usual, "" where it is in all."""
     usual = [getattr(uniform_layer(layer.compute), role) for layer in layers]
     formats = [getattr(layer, role) for layer in layers]
@@ -164,4 +166,4 @@ def _role_word(role: str, layers: list[LayerPolicy]) -> str:
         short_format(name) if name != as_usual else "-"
         for name, as_usual in zip(formats, usual, strict=True)
     ]
-    return f"{role}:{said[0] if len(set(said)) == 1 else '/'.join(said)}"
+    return f"{role}:{by_group(said, groups)}"

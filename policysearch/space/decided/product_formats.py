@@ -12,6 +12,7 @@ from policysearch.space.decided.base import (
     Choices,
     Params,
     Setting,
+    by_group,
     check_different,
     short_format,
 )
@@ -74,7 +75,7 @@ class LayerProducts:
         said = [_short(words_of(layers[group.layers[0]])) for group in at.groups]
         if set(said) == {"-"}:
             return []
-        return [f"products:{said[0] if len(set(said)) == 1 else '/'.join(said)}"]
+        return [f"products:{by_group(said, at.groups)}"]
 
 
 def nearest_words(layer: LayerPolicy, offered: tuple[str, ...]) -> str:

@@ -10,6 +10,7 @@ from policysearch.space.decided.base import (
     Choices,
     Params,
     Setting,
+    by_group,
     check_different,
     check_formats,
     short_format,
@@ -81,7 +82,7 @@ class Storage:
         said = [short_format(each.param) for each in firsts]
         if all(each.param == usual_storage(each.compute) for each in firsts):
             return ["no-master"]
-        return ["no-master", f"param:{said[0] if len(set(said)) == 1 else '/'.join(said)}"]
+        return ["no-master", f"param:{by_group(said, at.groups)}"]
 
 
 class OptimizerState:

@@ -72,7 +72,7 @@ def _files(
 
 def _meaning(kind: str, text: str) -> str:
     if kind == "py":
-        return repr(_shape(ast.parse(text)))
+        return _shape(ast.parse(text))
     if kind == "json":
         return json.dumps(json.loads(text), sort_keys=True)
     return _c_meaning(text.replace("\r\n", "\n").replace("\\\n", " "))
@@ -87,17 +87,19 @@ def _c_meaning(text: str) -> str:
     return "".join(said)
 
 
-def _shape(node: Any) -> Any:
+def _shape(node: Any) -> str:
     """Return what a syntax tree says, without text that stands alone (docstrings).
 
-    Empty fields are left out, so that versions of Python that add some agree.
+    It is the `repr` of a tuple (name, [(field, value), ...]) for each node. Empty fields are left
+    out, so that versions of Python that add some agree.
     """
     if isinstance(node, list):
-        return [_shape(item) for item in node if not _is_text(item)]
+        return f"[{', '.join([_shape(item) for item in node if not _is_text(item)])}]"
     if not isinstance(node, ast.AST):
-        return node
-    fields = [(name, _shape(value)) for name, value in ast.iter_fields(node)]
-    return type(node).__name__, [pair for pair in fields if pair[1] not in (None, [])]
+        return repr(node)
+    named = [(name, _shape(getattr(node, name, None))) for name in node._fields]
+    fields = [f"({name!r}, {said})" for name, said in named if said not in ("None", "[]")]
+    return f"({type(node).__name__!r}, [{', '.join(fields)}])"
 
 
 def _is_text(node: Any) -> bool:

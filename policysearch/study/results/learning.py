@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import binom, norm
-from scipy.stats import t as student
+from scipy.special import bdtr, ndtri, stdtrit
 
 from policysearch.study.results.noise import CONFIDENCE
 from policysearch.train.constant import Constant
@@ -44,11 +43,12 @@ class Beside:
         if share is None or not self.accuracies:
             return False
         # So many are got right by chance, all seeds on the same labels: seeds add none to them.
-        most = float(binom.ppf(1.0 - CHANCE, count, share)) / count
+        chances = bdtr(np.arange(count + 1), count, share)  # of at most so many
+        most = float(np.searchsorted(chances, 1.0 - CHANCE)) / count
         return _beyond(self.accuracies, share, [most - share] * len(self.accuracies))
 
     def _by_loss(self) -> bool:
-        wide = float(norm.ppf(1.0 - CHANCE))
+        wide = float(ndtri(1.0 - CHANCE))
         means = [mean for mean, _ in self.gains]
         return bool(means) and _beyond(means, 0.0, [wide * error for _, error in self.gains])
 
@@ -120,4 +120,4 @@ def _beyond(values: Sequence[float], chance: float, reaches: Sequence[float]) ->
     if all(each) or mean <= math.fsum(reaches) / len(reaches):
         return all(each)
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return mean > float(student.ppf(CONFIDENCE, len(values) - 1)) * error
+    return mean > float(stdtrit(len(values) - 1, CONFIDENCE)) * error
