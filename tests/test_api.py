@@ -91,6 +91,7 @@ def test_readers_of_scripts_show_their_options() -> None:
     [
         ("policysearch.train.trainer, policysearch.objective", "{'optuna', 'matplotlib'}"),
         ("policysearch.cli", "{'matplotlib', 'pandas', 'torch', 'dask'}"),
+        ("policysearch.report.page.frame", "{'matplotlib', 'pandas', 'scipy.stats'}"),
     ],
 )
 def test_what_takes_long_to_import_is_not_waited_for(modules: str, heavy: str) -> None:

@@ -9,7 +9,6 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from policysearch.formats import format_named
 from policysearch.values import InputError, number, one_of
@@ -165,6 +164,8 @@ def between(places: Sequence[Extents], seconds: Iterable[float], wanted: Extents
     Rows of small weight (SAME_RATE) ask for b = log 2, twice the time for twice the extent, which
     decides only where no timing varies that extent.
     """
+    from scipy.optimize import nnls  # half a second, which only a device with timings waits for
+
     at = np.log2(np.asarray(places, float)) - np.log2(np.asarray(wanted, float))
     logs = np.log(np.asarray(list(seconds), float))
     weight: NDArray[np.float64] = 1 / (0.25 + np.sqrt((at**2).sum(axis=1))) ** 2

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import rankdata, spearmanr
 
 from policysearch.search.acquisition import Yardstick
 from policysearch.search.hypervolume import Array, improvements
@@ -96,6 +95,8 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
     first, second = zip(*pairs, strict=True)
     if min(first) == max(first) or min(second) == max(second):
         return 0.0
+    from scipy.stats import spearmanr  # half a second, which only this should wait for
+
     return float(spearmanr(first, second).statistic)
 
 
@@ -107,6 +108,8 @@ def beyond_prices(pairs: Sequence[tuple[float, float]], costs: Array) -> float:
     """
     if len(pairs) < FEWEST + costs.shape[1]:
         return np.nan
+    from scipy.stats import rankdata
+
     # Residuals of the ranks after a regression on the ranks of prices: their correlation is the
     # partial rank correlation (Kendall and Stuart, The Advanced Theory of Statistics, ch. 27).
     ranks = rankdata(np.column_stack([np.array(pairs), costs]), axis=0)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from policysearch.study.journal.trials import Trial
 from policysearch.study.results.noise import CONFIDENCE, change
@@ -142,6 +142,6 @@ def _accuracy_reach(
         share * (1.0 - share) / labels
         for share in (math.fsum(here) / len(here), math.fsum(there) / len(there))
     )
-    wide = float(norm.ppf(0.5 + CONFIDENCE / 2)) * math.sqrt(variance)
+    wide = float(ndtri(0.5 + CONFIDENCE / 2)) * math.sqrt(variance)
     seeds = change(there, here)
     return wide if seeds is None else max(wide, seeds.high - seeds.mean)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import binom, norm
-from scipy.stats import t as student
+from scipy.special import bdtr, bdtrik, ndtri, stdtrit
 
 from policysearch.study.results.noise import CONFIDENCE
 from policysearch.train.constant import Constant
@@ -44,11 +43,11 @@ class Beside:
         if share is None or not self.accuracies:
             return False
         # So many are got right by chance, all seeds on the same labels: seeds add none to them.
-        most = float(binom.ppf(1.0 - CHANCE, count, share)) / count
+        most = most_by_chance(count, share) / count
         return _beyond(self.accuracies, share, [most - share] * len(self.accuracies))
 
     def _by_loss(self) -> bool:
-        wide = float(norm.ppf(1.0 - CHANCE))
+        wide = float(ndtri(1.0 - CHANCE))
         means = [mean for mean, _ in self.gains]
         return bool(means) and _beyond(means, 0.0, [wide * error for _, error in self.gains])
 
@@ -110,6 +109,18 @@ class Learned:
         return self.first_loss - self.tail_loss
 
 
+def most_by_chance(count: int, share: float) -> int:
+    """Return how many of `count` labels chance gets right at most, but for CHANCE of its draws.
+
+    The quantile of a binomial distribution: `scipy.stats.binom.ppf`, whose import takes longer than
+    all else that a command waits for.
+    """
+    if not 0.0 < share < 1.0:
+        return count if share >= 1.0 else 0
+    most = math.ceil(bdtrik(1.0 - CHANCE, count, share))
+    return most - 1 if most > 0 and bdtr(most - 1, count, share) >= 1.0 - CHANCE else most
+
+
 def _beyond(values: Sequence[float], chance: float, reaches: Sequence[float]) -> bool:
     """Whether values per seed exceed `chance` by more than the labels' reach, and than seeds do.
 
@@ -120,4 +131,4 @@ def _beyond(values: Sequence[float], chance: float, reaches: Sequence[float]) ->
     if all(each) or mean <= math.fsum(reaches) / len(reaches):
         return all(each)
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return mean > float(student.ppf(CONFIDENCE, len(values) - 1)) * error
+    return mean > float(stdtrit(len(values) - 1, CONFIDENCE)) * error

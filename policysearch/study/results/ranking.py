@@ -7,8 +7,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import rankdata
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from policysearch.nn.model import Model
 from policysearch.study.results.learning import Learned as Learned
@@ -100,7 +99,7 @@ def seeds_needed(error: float, degrees: float, seeds: int, wanted: float) -> int
     """
     for count in range(2, MOST_SEEDS + 1):
         # Student's t is narrower with more degrees of freedom, which grow with the seeds.
-        reach = student.ppf(0.5 + CONFIDENCE / 2, degrees * (count - 1) / max(1, seeds - 1))
+        reach = stdtrit(degrees * (count - 1) / max(1, seeds - 1), 0.5 + CONFIDENCE / 2)
         if reach * error * math.sqrt(seeds / count) <= wanted:
             return count
     return MOST_SEEDS + 1
@@ -126,6 +125,8 @@ def split_half(gaps: Sequence[Sequence[float]]) -> float | None:
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     """Return Spearman's rank correlation; 0 where either is constant."""
+    from scipy.stats import rankdata  # half a second, which only this should wait for
+
     first, second = rankdata(a), rankdata(b)
     if np.ptp(first) == 0.0 or np.ptp(second) == 0.0:
         return 0.0
