@@ -46,7 +46,7 @@ def _names(app: Any, page: str, source: list[str]) -> None:
 
 def _notebook(app: Any, page: str, source: list[str]) -> None:
     """Put the cells of the notebook of the same name on its page, with what they printed."""
-    file = Path(__file__).with_name(f"{page}.ipynb")
+    file = Path(__file__).parent / f"{page}.ipynb"
     if not file.exists():
         return
     cells = json.loads(file.read_text(encoding="utf-8"))["cells"]

@@ -43,9 +43,10 @@ def test_the_site_has_a_page_of_its_cells_and_of_what_they_gave() -> None:
         assert f"```python\n{''.join(cell['source'])}\n```" in page[0]
         assert printed(cell) in page[0]
     assert page[0].count('<div class="policysearch">') == 2
-    before = ["# Another page"]
-    conf["_notebook"](None, "start", before)
-    assert before == ["# Another page"]
+    for other in ("start", "lab/cost"):
+        before = ["# Another page"]
+        conf["_notebook"](None, other, before)
+        assert before == ["# Another page"]
 
 
 @pytest.mark.slow
