@@ -117,7 +117,7 @@ def most_by_chance(count: int, share: float) -> int:
     """
     if not 0.0 < share < 1.0:
         return count if share >= 1.0 else 0
-    most = math.ceil(bdtrik(1.0 - CHANCE, count, share))
+    most: int = math.ceil(bdtrik(1.0 - CHANCE, count, share))
     return most - 1 if most > 0 and bdtr(most - 1, count, share) >= 1.0 - CHANCE else most
 
 
