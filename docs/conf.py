@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
+from pathlib import Path
 from typing import Any
 
 import policysearch
@@ -14,7 +16,7 @@ release = version = policysearch.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
-exclude_patterns = ["results"]
+exclude_patterns = ["results", "static"]
 
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
@@ -24,20 +26,49 @@ default_role = "code"
 
 html_theme = "furo"
 html_title = "policysearch"
-html_static_path: list[str] = []
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 # Files beside the pages that a page links to, which are no pages: the repository's own.
 suppress_warnings = ["myst.xref_missing"]
 
 
 def _names(app: Any, page: str, source: list[str]) -> None:
-    """Put every name of `policysearch.__all__` on the page of the API."""
+    """Put every name of `policysearch.__all__` on the page of the API, what is called first."""
     if page != "api":
         return
-    for name in policysearch.__all__:
-        kind = "class" if inspect.isclass(getattr(policysearch, name)) else "function"
-        source[0] += f"\n```{{eval-rst}}\n.. auto{kind}:: policysearch.{name}\n```\n"
+    named = {name: getattr(policysearch, name) for name in policysearch.__all__}
+    for title, kind in (("Functions", "function"), ("Classes", "class")):
+        source[0] += f"\n## {title}\n"
+        for name, value in named.items():
+            if inspect.isclass(value) == (kind == "class"):
+                source[0] += f"\n```{{eval-rst}}\n.. auto{kind}:: policysearch.{name}\n```\n"
+
+
+def _notebook(app: Any, page: str, source: list[str]) -> None:
+    """Put the cells of the notebook of the same name on its page, with what they printed."""
+    file = Path(__file__).parent / f"{page}.ipynb"
+    if not file.exists():
+        return
+    cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
+    texts = ["".join(cell["source"]) for cell in cells]
+    title, _, first = texts[0].partition("\n")
+    source[0] += f"\n{first}\n"
+    assert source[0].startswith(title), f"{page}: another title than {title}"
+    for cell, text in zip(cells[1:], texts[1:], strict=True):
+        code = cell["cell_type"] == "code"
+        source[0] += f"\n```python\n{text}\n```\n" if code else f"\n{text}\n"
+        source[0] += "".join(map(_output, cell.get("outputs", ())))
+
+
+def _output(output: dict[str, Any]) -> str:
+    """Return what a cell gave: the HTML that it shows itself as, or text."""
+    html = output.get("data", {}).get("text/html")
+    if html is not None:
+        return f"\n````{{raw}} html\n{''.join(html)}\n````\n"
+    return f"\n````{{code-block}} text\n:class: printed\n\n{''.join(output['text'])}\n````\n"
 
 
 def setup(app: Any) -> None:
-    """Have Sphinx fill the page of the API."""
+    """Have Sphinx fill the page of the API and those of notebooks."""
     app.connect("source-read", _names)
+    app.connect("source-read", _notebook)

@@ -35,7 +35,7 @@ OF_THEIR_OWN = {
 }
 HERE = {"docs/apply.md", "docs/cluster.md", "docs/failures.md", "docs/start.md", "docs/storage.md"}
 KEYS = (ROOT / "docs" / "study-file.md").read_text(encoding="utf-8")
-PROGRAMS = {"policysearch", "python", "pip", "pytest", "dask", "cp", "make"}
+PROGRAMS = {"policysearch", "python", "pip", "pytest", "dask", "cp", "make", "source"}
 
 
 def blocks(page: str, language: str) -> list[str]:

@@ -81,7 +81,7 @@ def test_the_loss_scale_is_as_documented(name: str) -> None:
         return
     kind, start = (found[1], 2.0 ** int(found[2])) if found[1] else ("fixed", float(found[3]))
     assert (scale.kind, scale.init_scale) == (kind, start)
-    floor, cap = re.search(r"floor (\d+)", cell), re.search(r"cap 2\^(\d+)", cell)
+    floor, cap = re.search(r"at least (\d+)", cell), re.search(r"cap 2\^(\d+)", cell)
     assert scale.min_scale == (float(floor[1]) if floor else None)
     assert scale.max_scale == (2.0 ** int(cap[1]) if cap else None)
     # "Every dynamic scale doubles after 2000 clean steps and halves on an overflow."

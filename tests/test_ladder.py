@@ -81,8 +81,11 @@ def test_presets_come_first_and_uniform_formats_as_far_as_they_promise(
     objective = objective_of(spec)
     assert results.left == tuple((p.name, objective.price(p)) for p in left)
     names = ", ".join(policy.name for policy in left)
-    assert f"of the ladder not trained, for others promised more: {names}" in front_table(results)
-    assert f"of the ladder not trained yet: {names}" in front_table(replace(results, stopped=""))
+    assert (
+        f"uniform policies not trained, since others were expected to gain more: {names}"
+        in front_table(results)
+    )
+    assert f"uniform policies not trained yet: {names}" in front_table(replace(results, stopped=""))
 
 
 def test_what_was_added_is_measured_from_the_prices_of_the_whole_ladder(

@@ -19,7 +19,8 @@ from policysearch.report.plots import KNEE, VERDICT, VIEWS, figure
 from policysearch.report.table import csv_text, front_table
 from policysearch.study.journal.records import Records
 from policysearch.study.opening import load_results
-from policysearch.study.results.learning import Beside, Learned
+from policysearch.study.results import learning
+from policysearch.study.results.learning import Beside, Learned, most_by_chance
 from policysearch.study.results.results import Results
 from policysearch.study.specification import load_spec
 from policysearch.study.stopping import NO_REFERENCE
@@ -236,3 +237,9 @@ def test_seeds_that_disagree_have_not_learned() -> None:
     assert not Beside(constant, (0.25,) * 3, ((0.02, 0.01),) * 3).learned
     assert "no better than chance" in Learned(1.4, 1.3, Beside(constant, (0.25,) * 3)).fault
     assert "does not fall" in Learned(1.4, 1.4, Beside(constant, (0.5,) * 3)).fault
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 100, 360, 12_800, 10**6])
+def test_what_chance_gets_right_is_the_quantile_of_a_binomial_distribution(count: int) -> None:
+    for share in (0.0, 1e-6, 0.001, 0.1, 1 / 3, 0.5, 0.77, 0.999, 1.0):
+        assert most_by_chance(count, share) == stats.binom.ppf(1.0 - learning.CHANCE, count, share)

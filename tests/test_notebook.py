@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,23 @@ def test_every_cell_of_code_was_run_in_order_and_the_story_is_told() -> None:
         assert part in told
     words = "".join("".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "markdown")
     assert all(f"## {head}" in words for head in ("FP8 or not?", "What fails", "What to run"))
+
+
+def test_the_site_has_a_page_of_its_cells_and_of_what_they_gave() -> None:
+    page = [NOTEBOOK.with_suffix(".md").read_text(encoding="utf-8")]
+    conf = runpy.run_path(str(NOTEBOOK.with_name("conf.py")))
+    conf["_notebook"](None, NOTEBOOK.stem, page)
+    head, *rest = ("".join(cell["source"]) for cell in CELLS)
+    assert page[0].startswith(head.partition("\n")[0])
+    assert all(text in page[0] for text in rest)
+    for cell in CODE:
+        assert f"```python\n{''.join(cell['source'])}\n```" in page[0]
+        assert printed(cell) in page[0]
+    assert page[0].count('<div class="policysearch">') == 2
+    for other in ("start", "lab/cost"):
+        before = ["# Another page"]
+        conf["_notebook"](None, other, before)
+        assert before == ["# Another page"]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policysearch.policy.parallel import Parallel
-from policysearch.policy.policy import Phase, uniform_layer
+from policysearch.policy.policy import Phase, Policy, from_json, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.policy.products import Operand, Product, Products
 from policysearch.policy.scaling import Scaling
@@ -24,14 +24,15 @@ from policysearch.report.page.data import page_data
 from policysearch.report.page.element import VOID, tag
 from policysearch.report.page.frame import page
 from policysearch.report.page.front import KINDS, picture
-from policysearch.report.page.sight import Sight
+from policysearch.report.page.sight import MOST_DETAILED, Sight
 from policysearch.report.page.svg import shortened
 from policysearch.report.page.words import power, short
+from policysearch.study.journal import trials
 from policysearch.study.journal.records import compact
 from policysearch.study.journal.trials import FailedTrial
 from policysearch.study.results.results import Results
 from policysearch.values import printable
-from tests.made_up import diverged, results_of, trial_of
+from tests.made_up import diverged, many, results_of, trial_of
 
 
 @dataclass
@@ -313,6 +314,37 @@ def test_names_that_attack_never_change_the_tree(
 )
 def test_a_thousand_names_that_attack(layers: list[str], name: str, other: str, study: str) -> None:
     assert tree_of(page(_named(layers, (name, "x"), other), study)).shape == PLAIN
+
+
+def test_of_many_policies_only_those_up_close_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def counted(text: str, where: str) -> Policy:
+        read.append(text)
+        return from_json(text, where)
+
+    monkeypatch.setattr(trials, "from_json", counted)
+    found = many(400, 12)
+    html = page(found)
+    assert 0 < len(read) <= MOST_DETAILED
+    assert "in no policy that was trained: float16" not in html
+
+
+@pytest.mark.parametrize("said", ["plain", '"}, {"name": "x', "back\\slash", "ä {"])
+def test_a_policy_is_named_without_reading_all_of_it(said: str) -> None:
+    policy = replace(preset("bfloat16", ("fc1",)), name=said)
+    moved = json.dumps(dict(reversed(json.loads(policy.to_json()).items())))
+    for text in (policy.to_json(), compact(policy), moved):
+        assert trials.policy_name(text) == said
+
+
+def test_formats_that_no_policy_had_are_named(results: Results) -> None:
+    space = replace(results.spec.space, formats=("float16", "float8_e5m2", "float32"))
+    offered = replace(results, spec=replace(results.spec, space=space))
+    said = " ".join(tree_of(page(offered)).texts)
+    assert "in no policy that was trained: float8_e5m2." in said
+    indented = [replace(t, text=t.policy.to_json()) for t in offered.trials]
+    assert "trained: float8_e5m2." in page(replace(offered, trials=tuple(indented)))
 
 
 def plain_of(html: str, anchor: str) -> str:

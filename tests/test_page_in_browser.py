@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from policysearch.report.page.every import MOST_LINES
 from policysearch.report.page.frame import page
 from policysearch.study.results.results import Results
-from tests.made_up import results_of
+from tests.made_up import many, results_of
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 NEEDED = [
@@ -165,6 +166,23 @@ def test_policies_are_found_sorted_and_downloaded(
     text = Path(download.value.path()).read_text(encoding="utf-8")
     assert len(text.splitlines()) == len(results.trials) + 1
     assert heard == [url for url in heard if url.startswith("blob:")]
+
+
+def test_of_many_policies_the_first_are_shown_and_all_are_found(
+    browser: Any, tmp_path: Path
+) -> None:
+    found, path = many(MOST_LINES + 50, 3), tmp_path / "many.html"
+    path.write_text(page(found, "x.toml"), encoding="utf-8")
+    window, heard = shown(browser, path.as_uri())
+    lines = window.locator("#every tbody tr")
+    window.fill("#find", "policy")
+    assert lines.count() == MOST_LINES
+    said = window.text_content("#count")
+    assert said == f"{MOST_LINES + 49} of {MOST_LINES + 50} policies, the first {MOST_LINES} shown"
+    last = found.rows()[-1].trial
+    window.fill("#find", found.trial(last).name)
+    assert window.locator(f"#every tbody tr[data-t='{last}']").count() == 1
+    assert heard == []
 
 
 def test_cells_of_the_csv_are_no_formulas(browser: Any, results: Results, tmp_path: Path) -> None:

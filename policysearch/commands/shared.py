@@ -56,7 +56,8 @@ def add_storage(command: argparse.ArgumentParser) -> None:
 
 def add_study_option(command: argparse.ArgumentParser) -> None:
     """Let the command demand `--study`, where its first argument is a policy."""
-    command.add_argument("--study", type=source, metavar="STUDY.toml", required=True)
+    of = "the study file that it belongs to"
+    command.add_argument("--study", type=source, metavar="STUDY.toml", required=True, help=of)
     add_trust(command)
 
 

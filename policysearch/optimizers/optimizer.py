@@ -194,15 +194,17 @@ OptimizerKind = Annotated[str, RowName(trained)]
 class Optimizer:
     """An update rule without its learning rate, which is fed at every step.
 
-    `momentum` is that of "momentum" and of the matrices of "muon", `beta1`, `beta2` and `epsilon`
-    are those of "adam", "adamw", "lamb" and of all but matrices in "muon"; "lion" reads the betas,
-    "rmsprop" `beta2` (torch's alpha) and `epsilon`, "adagrad" `epsilon`. `weight_decay` adds
-    weight_decay * parameter to the gradient; with "adamw", "lion", "muon" and "adafactor" it
-    shrinks the parameter by learning_rate * weight_decay instead (decoupled, arXiv 1711.05101), and
-    "lamb" adds it to the step before that gets its length.
-    It is for "all" parameters, or for "matrices", which leaves out biases and the weights of
-    norms. `dampening` and `nesterov` are those of torch.optim.SGD. With an `ema_decay` a
-    moving average of the parameters is kept beside them, in format `ema_storage`.
+    - `momentum` is for "momentum" and for the matrices of "muon"; `dampening` and `nesterov` are
+      those of torch.optim.SGD.
+    - `beta1`, `beta2` and `epsilon` are for "adam", "adamw", "lamb" and for all but the matrices of
+      "muon". "lion" reads both betas, "adagrad" `epsilon`, and "rmsprop" `beta2` (torch's alpha)
+      and `epsilon`.
+    - `weight_decay` times the parameter is added to the gradient. With "adamw", "lion", "muon" and
+      "adafactor" it shrinks the parameter by learning_rate * weight_decay instead (decoupled,
+      arXiv 1711.05101). "lamb" adds it to the step, before the step gets its length.
+    - `weight_decay_for`: "all" parameters, or "matrices", without biases and the weights of norms.
+    - `ema_decay`: a moving average of the parameters is kept beside them, in the format
+      `ema_storage`.
     """
 
     kind: OptimizerKind = "momentum"

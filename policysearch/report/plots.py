@@ -102,13 +102,14 @@ def figure(results: Results, view: View) -> Figure:
     rows = [row for row in results.rows() if not row.diverged]
     sound = {trial.number for trial in results.sound_front()} if results.front else set()
     front = [row for row in rows if row.on_front or row.trial in sound]
+    others = [row for row in rows if not (row.on_front or row.trial in sound)]
     pickable = [row for row in rows if row.trial in sound]
     fig = Figure(figsize=(8.0, 5.4), layout="constrained")
     FigureCanvasAgg(fig)
     axes = fig.add_subplot()
     least = None if none_told(rows) else min(r.counted_gap for r in rows if r.counted_gap > 0.0)
     _lay_out(axes, results, rows, least)
-    _draw_points(axes, [row for row in rows if row not in front], view, least, "other", OTHERS)
+    _draw_points(axes, others, view, least, "other", OTHERS)
     _draw_points(axes, front, view, least, "accent", FRONT)
     _draw_intervals(axes, pickable, view, least)
     _draw_line(axes, pickable, view, least)

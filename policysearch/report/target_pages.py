@@ -104,7 +104,8 @@ def page_of(name: str, target: Target) -> str:
     policy = preset(POLICY, model.layer_names)
     about = target.ABOUT
     lines = [
-        f"# {name}",
+        f"# Export to {name}",
+        "",
         f"- Its file: {about.file}.",
         f"- What it can say: {about.says}.",
         f"- Looked at: {about.checked}; checked by: {about.how}.",

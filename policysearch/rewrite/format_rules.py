@@ -32,14 +32,16 @@ Formats = str | LayerPolicy
 class LayerMatch:
     """The layers that a rule is for: those that fit all of its keys; without a key, every layer.
 
-    A layer has a node of one of the ops `op` and of one of the kinds `kind` ("gemm",
-    "elementwise", "reduce", "move"), its type is one of `layer_type` ("Conv2d", "LayerNorm"),
-    its whole name fits the regular expression `layer`, and that of its block `block`. `position`
-    is among the layers with parameters, in the model's order: "ends" are the first and the last.
-    Of repeated stacks ("block1", "block2", ...) `blocks` says which blocks, `leaf` which layers in
-    each, by the end of their names there or, with a dot behind it, by what they are inside, `stack`
-    which stack where there are several: such a rule is the same for a deeper net
-    (`policysearch.rewrite.stacks`).
+    - `op`, `kind`: the layer has a node of one of these ops, and of one of these kinds ("gemm",
+      "elementwise", "reduce", "move").
+    - `layer_type`: its type is one of these ("Conv2d", "LayerNorm").
+    - `layer`, `block`: regular expressions that its whole name fits, and that of its block.
+    - `position` is its place among the layers with parameters, in the model's order: "ends" are the
+      first and the last.
+    - `blocks`, `leaf`, `stack` are for repeated stacks ("block1", "block2", ...): which blocks,
+      which layers in each, and which stack where there are several. A leaf is the end of a name
+      in its block; with a dot behind it, what the layer is inside. Such a rule is the same for a
+      deeper net (`policysearch.rewrite.stacks`).
     """
 
     op: tuple[str, ...] = ()

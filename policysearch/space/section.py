@@ -50,12 +50,12 @@ class SpaceSection(
     """What is searched: the formats of layers and roles, storage, op lists, loss scale, phases.
 
     `base` is the preset that says everything not searched: op lists, bias, scaling recipe.
-    `ladder` is what a study begins with: presets by name, which are all trained, and "uniform"
-    for each of the `formats` on every layer, with and without masters as `master_weights` has it,
-    without them with each of the `update_roundings`. Of "uniform" the sampler "gain" trains each
-    where it promises more than any other policy, and leaves the rest; "uniform.all" is trained
-    whole. "device" is every preset of operands below 16 bits whose products the device has.
-    "torch.tf32" is trained beside it on every device that has it.
+
+    `ladder` is what a study begins with. Presets that it names are all trained, and "torch.tf32"
+    on every device that has it. "device" is every preset of operands below 16 bits whose products
+    the device has. "uniform" is each of the `formats` on every layer, with and without masters as
+    `master_weights` says; without them, with each of the `update_roundings`. The sampler "gain"
+    leaves out those that another policy is expected to beat; "uniform.all" leaves out none.
     """
 
     base: str = "bfloat16"

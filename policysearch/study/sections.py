@@ -30,31 +30,32 @@ MATTERS = 0.01
 class StudySection:
     """How long and how the search goes.
 
-    `name` is part of the names of result files. `trials` policies are trained, each with every
-    training seed of `seeds`. `workers` of them are under way at once: each is asked for as soon
-    as all but `workers` - 1 of those before it are told. Results depend on that number, never
-    on how many processes the machine can run. The search ends earlier after `hours`, or as its
-    [goal] says. Older keys are read as the goal that they mean: `goal_speedup` times as fast as
-    float32 at a gap up to `goal_gap` as any such policy, and `least_gain` as what may be
-    `left`. `seed` drives the `sampler`: "gain" asks for what promises most new volume with
-    prices known, the others are Optuna's. `baseline` is the preset that is in use today: always
-    among the policies that are trained, and speedups are given against it as well. `fast` is
-    what emulates: "c", "numpy" or, with the reference alone, "off"; by default the fastest
-    there is, for the bits are the same; or "torch", whose sums have an order of their own: at the
-    `place` "cpu", if not given, "cuda" or "cuda:<number>". At its end the front is
-    confirmed over `confirm_factor` times the steps, for at most `confirm_share` of the training
-    steps that the search took; 0 leaves that out. With a `target` to export to, only what runs
-    there is searched: every policy is trained and priced as the target obeys it. With `short_runs`
-    policies are evaluated at low fidelity first: over a quarter of the steps with the first of
-    `seeds`, if float32 learns by then. What promises most there is gone on with to its end, so long
-    as these runs rank policies as whole runs do; they count as `trials` by their steps. With
-    `narrow`, say 0.25, runs of low fidelity are whole ones of a net of that share of the widths
-    instead, if float32 learns in it; they count by that share, and what they propose is trained
-    from its start.
-    The search trains each policy with the first `search_seeds` of the `seeds`, by default with all;
-    when it ends, members of the front are trained with the others, until all of them are. With
-    `probe` the search begins from what float32's own run says of each decision, which takes about
-    .7 trainings once and is for nets of many layers; what that is worth trainings then say.
+    - `name` is part of the names of result files.
+    - `trials` policies are trained, each with every seed of `seeds`. `hours` or a [goal] may end
+      the search before.
+    - `workers` policies are trained at once. Results depend on this number, but not on how many
+      processes the machine can run.
+    - `baseline` is the preset that is in use today. It is always trained, and speedups are given
+      over it as well.
+    - `sampler` chooses the next policy: "gain" by its expected gain, since prices are known
+      before training; the others are Optuna's. `seed` is that of the search.
+    - `target` is what the policy will be exported to. Then only what runs there is searched, and
+      every policy is trained and priced as the target obeys it.
+    - `fast` is what runs the emulator: "c", "numpy" or "off" (the reference alone), all with the
+      same bits, or "torch", whose sums have an order of their own. Left out, it is the fastest of
+      the first three. `place` is where torch runs: "cpu", "cuda" or "cuda:N".
+    - `confirm_factor`: at its end the search trains the front over so many times the steps.
+      That takes at most `confirm_share` of the steps of the search; 0 leaves it out.
+    - `short_runs` trains a quarter of the steps first, with the first of `seeds`. The best go on
+      to their end, as long as short runs rank policies as whole ones do.
+    - `narrow`, say 0.25, trains a net of that share of the widths first. What is best there is
+      trained in the whole net, from its start. Cheap runs count as `trials` by their cost.
+    - `search_seeds`: the search trains with so many of the seeds, and the front with all at the
+      end.
+    - `probe` begins with what float32's own run says of each decision. It costs about 0.7 of a
+      training, once, and is for nets of many layers.
+    - `goal_speedup`, `goal_gap` and `least_gain` are older keys: a [goal] of any policy that is so
+      much faster than float32 at such a gap, and its `left`.
     """
 
     name: str
@@ -208,16 +209,21 @@ class GoalSection:
     """What is searched for; without this table policies faster than the baseline at no loss.
 
     `want` is the "fastest", the "smallest" (peak memory) or the "closest" policy to float32
-    that is within the limits, or "any" that is. A limit that is left out is none, but for the
-    gap of what is fastest, smallest or any: the least that matters (`objectives.matters`).
-    `gap` is the largest loss gap in nats, `accuracy` the least validation accuracy. `metric` is the
-    least or the largest mean of the task's own (">=0.8" or "<=12"). `speedup` is the least over the
-    baseline (or `over` "float32"), `memory` the largest peak over float32's. `fits` is a device
-    whose memory the step must fit at the batch that is priced; "DEVICE@B" says that batch. The
-    search ends after so many `trainings` of policies, or so many `hours`, or once, at 95 %, no more
-    than the share `left` can be left of the goal: a policy that was not trained is better than the
-    best by no more. Without this table it is a share of the volume of the front. 0 goes on to the
-    end. Every other policy is asked for the goal, the rest for the front.
+    that is within the limits, or "any" that is. The limits:
+
+    - `gap` is the largest loss gap, in nats. Left out, it is the least that matters
+      (`objectives.matters`), but for the "closest". Other limits that are left out are none.
+    - `accuracy` is the least validation accuracy, `metric` the least or the largest mean of the
+      task's own (">=0.8" or "<=12").
+    - `speedup` is the least over the baseline (or `over` "float32"), `memory` the largest peak over
+      float32's.
+    - `fits` is a device whose memory the step must fit at the batch that is priced; "DEVICE@B" says
+      that batch.
+
+    The search ends after so many `trainings` of policies, or so many `hours`, or when too little is
+    `left`: at 95 %, no untrained policy is better than the best by more than this share. Without
+    this table it is a share of the volume of the front. 0 goes on to the end. Every other policy
+    is chosen for the goal, the rest for the front.
     """
 
     want: Want = "fastest"

@@ -43,24 +43,24 @@ LONGEST, LARGEST_FACTOR = 2**31, 1e6
 class Schedule:
     """What the learning rate is multiplied by, over steps counted from 0.
 
-    `kind` is a row of docs/registries.md, which names the fields that it reads. First come
-    `warmup_steps`, of which kinds of torch rise in a line from `warmup_factor` of the rate to all
-    of it, "hf." ones from 0, as a `warmup_factor` of 0 does; what follows counts its steps from
-    there. `period_steps` is how long it falls, or the steps between two falls, 0 standing for the
-    rest of the training; of "hf.inverse_sqrt" it is the time scale, by default the warm-up or
-    10,000. `final_factor` is the share of the rate that it falls to. `factor` multiplies at every
-    period, at each of the `milestones` or, of "exponential", at every step. `power` is that of a
-    polynomial, `period_factor` what each restart multiplies the period by. `cycles` are the waves
-    of a cosine, by default half of one, or restarts, by default 1. The last `decay_steps` of
-    "hf.warmup_stable_decay" fall along a `shape`; its warm-up rises from `final_factor`.
-
-    "one_cycle" is as long as the training. It rises from 1/`start_divisor` of the rate, over
-    `peak_share` of the steps, and ends at 1/`end_divisor` of where it began; `three_phase` falls as
-    long as it rose, to where it began, before it ends. The momentum is not cycled
-    (`cycle_momentum=False`).
-
-    "recorded" is any scheduler, as a script has it: `shares` are its rates over the largest, step
-    by step; of another number of steps, those at the same share of the way.
+    - `kind` is a row of docs/registries.md, which names the fields that it reads.
+    - `warmup_steps` come first. Kinds of torch rise in a line from `warmup_factor` of the rate,
+      "hf." ones from 0. What follows counts its steps from there.
+    - `period_steps` is how long the rate falls, or the steps between two falls; 0 is the rest of
+      the training. "hf.inverse_sqrt" has it as its time scale, by default the warm-up or 10,000.
+    - `final_factor` is the share of the rate that it falls to.
+    - `factor` multiplies the rate at every period, at each of the `milestones`, or, of
+      "exponential", at every step.
+    - `power` is that of a polynomial. `period_factor` multiplies the period at each restart.
+    - `cycles` are the waves of a cosine, by default half of one, or restarts, by default 1.
+    - `decay_steps`: the last ones of "hf.warmup_stable_decay", which fall along a `shape`. Its
+      warm-up rises from `final_factor`.
+    - "one_cycle" is as long as the training. It rises from 1/`start_divisor` of the rate, over
+      `peak_share` of the steps. It ends at 1/`end_divisor` of where it began. With `three_phase` it
+      first falls back to where it began, in as many steps as it rose. The momentum is not cycled
+      (`cycle_momentum=False`).
+    - "recorded" is any scheduler, as a script has it: `shares` are its rates over the largest,
+      step by step. A run of another length takes those at the same share of the way.
     """
 
     kind: str = "constant"

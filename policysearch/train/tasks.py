@@ -62,37 +62,32 @@ SMALLEST_RATE = 0.01
 class Task:
     """What is trained, on what, and how long; the policy is not part of it.
 
-    `model` has `activation` between its layers and, if it is an mlp, the hidden `widths`; or it is
-    "file.py:function", a function of your own that returns a `Model`, as `data` may be one that
-    returns a `Dataset`: **that runs the file**. Both may be such values in Python. The model
-    learns the data by `loss`, by default the model's or softmax_cross_entropy, over `steps` steps
-    of `batch_size` examples.
-    `data_folder` is where the files of a data set lie, if it has files; it is no part of the
-    fingerprint. `tail_steps` is how many of the last steps the reported training loss is averaged
-    over. `graph_rules` change the model's graph, as "file.py:name" of a rule that
-    `policysearch.rewrite.rules.rule` made, or such rules in Python: **that runs the file**. They
-    are applied in order, in float32 too. `learning_rate` is the rate of the `optimizer`, over the
-    steps what `schedule` makes of it; the optimizer's own fields are those of `Optimizer`.
-    `weight_decay_for` "matrices" leaves out biases and the weights of norms. Gradients are clipped,
-    after they are unscaled and found finite, to a global norm of `clip_norm` or, each number of
-    them, to +-`clip_value`, as torch's `clip_grad_norm_` and `clip_grad_value_` do.
-    `attention` is what runs a net's calls of torch's `scaled_dot_product_attention`: "written" out
-    as products and a softmax, what torch composes ("math", in float32) or its "flash" kernel for
-    CPUs. `groups` are parameters with a rate or decay of their own, and frozen ones. With
-    `accumulation_steps` k a step takes k micro-batches of `batch_size`: it sums the gradients of
-    their losses over k, each gradient in the format its parameter is stored in, and updates once;
-    its loss is their mean. With an `ema_decay` each update moves an average of the parameters, kept
-    in format `ema_storage`, to decay * average + (1 - decay) * parameter, as torch's
-    `AveragedModel` with `get_ema_multi_avg_fn` does; its first is the parameters.
-    `ema_validates` measures the validation part with the average, rounded to the format the
-    parameters are stored in. `metric` is a number of your own on the validation part, as
-    "file.py:function" of the outputs, float32 [count, ...], and the labels, or such a function in
-    Python: **that runs the file**.
-
-    `script` is "file.py:function" of a function that returns what `policysearch.from_loader`,
-    `from_trainer` or `from_lightning` gives: **that runs the file**. Model and data are the
-    script's, and so is every key that is not given, `study.baseline` too. It is a key of study
-    files: in Python `policysearch.study_of` makes a study of one.
+    - `model` is a built-in net, or "file.py:function" of a function that returns one: **that runs
+      the file**. `activation` stands between the layers of a built-in one, and `widths` are the
+      hidden layers of an mlp. In Python it may be a `Model`.
+    - `data` is a built-in data set, or "file.py:function" likewise. In Python it may be a
+      `Dataset`. `data_folder` is where the files of a data set lie.
+    - `loss`: left out, it is that of the model, or softmax_cross_entropy.
+    - `steps` steps are trained, of `batch_size` examples each. The training loss that is reported
+      is the mean over the last `tail_steps`.
+    - `accumulation_steps`: so many micro-batches of `batch_size` are one step. Their gradients are
+      summed in the format that each parameter is stored in; the loss is their mean.
+    - `learning_rate` is the rate of the `optimizer`, which `schedule` multiplies. `groups` are
+      parameters with a rate or decay of their own, and frozen ones.
+    - `clip_norm` clips the global norm of the gradients, as torch's `clip_grad_norm_`;
+      `clip_value` each number of them, as `clip_grad_value_`. Both come after unscaling.
+    - `attention` is what runs calls of torch's `scaled_dot_product_attention`: products and a
+      softmax ("written"), what torch composes in float32 ("math"), or the "flash" kernel.
+    - `ema_decay`: each update moves an average of the parameters, as torch's `AveragedModel` with
+      `get_ema_multi_avg_fn`. It is kept in the format `ema_storage`. `ema_validates` measures the
+      validation part with it, rounded to the format the parameters are stored in.
+    - `metric` is a number of your own on the validation part: "file.py:function" of outputs,
+      float32 [count, ...], and labels. **That runs the file**; in Python it may be the function.
+    - `graph_rules` change the graph of the step, float32's too, in this order: "file.py:name" of
+      rules that `policysearch.rewrite.rules.rule` made. **That runs the file**.
+    - `script` is "file.py:function" of a function that returns what `policysearch.from_loader`,
+      `from_trainer` or `from_lightning` gives: **that runs the file**. Every key that is not given
+      is then the script's, `study.baseline` too. In Python `policysearch.study_of` takes one.
     """
 
     model: str | Model = "lenet5"

@@ -54,7 +54,8 @@ def drawn(trial: Trial, confirmed: Confirmation | None = None) -> Html | None:
     )
     end = f" It diverged: {trial.divergence}." if trial.diverged else ""
     longer = " The second pair is the longer run." if later else ""
-    note = f"Thin: this policy. Broad: float32. Means over {len(trial.scores)} seeds.{longer}{end}"
+    means = f"Means over {len(trial.scores)} seeds" if len(trial.scores) > 1 else "One seed"
+    note = f"Thin: this policy. Broad: float32. {means}.{longer}{end}"
     return joined((picture, tag("figcaption", note)))
 
 

@@ -20,8 +20,8 @@
   addEventListener("beforeprint", () => all("details").forEach((x, i) => { if (!i) x.open = true; }));
   const data = d.getElementById("rows"), body = d.querySelector("#every tbody");
   if (!data || !body) return;
-  const { head, rows, linked, name } = JSON.parse(data.textContent), links = new Set(linked);
-  const find = d.getElementById("find"), count = d.getElementById("count"), MOST = 300;
+  const { head, rows, linked, name, most } = JSON.parse(data.textContent), links = new Set(linked);
+  const find = d.getElementById("find"), count = d.getElementById("count");
   const hay = rows.map(r => r.join(" ").toLowerCase());
   let order = rows.map((_, i) => i), by = -1, up = true;
   const cell = (r, i) => {
@@ -36,11 +36,11 @@
   const show = () => {
     const words = find.value.toLowerCase().split(/\s+/).filter(Boolean);
     const hits = order.filter(i => words.every(w => hay[i].includes(w)));
-    body.replaceChildren(...hits.slice(0, MOST).map(i => {
+    body.replaceChildren(...hits.slice(0, most).map(i => {
       const tr = d.createElement("tr"); tr.dataset.t = rows[i][0];
       tr.append(...rows[i].map((_, j) => cell(rows[i], j))); return tr;
     }));
-    count.textContent = `${hits.length} of ${rows.length} policies` + (hits.length > MOST ? `, the first ${MOST} shown` : "");
+    count.textContent = `${hits.length} of ${rows.length} policies` + (hits.length > most ? `, the first ${most} shown` : "");
   };
   find.addEventListener("input", show);
   all("#every th button").forEach((b, j) => b.addEventListener("click", () => {

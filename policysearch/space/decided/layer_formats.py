@@ -35,10 +35,11 @@ class LayerFormats:
     layer without parameters follows the one before it. Without groups, `granularity` says which
     layers are decided together: each "layer", those of a "block" or of a "type" ("Conv2d"), those
     with a product or without ("kind"), or the whole "net". Where rules say the formats of a layer
-    for every policy, it is frozen: nothing of it is decided.
-    `grad_formats` are those of gradients as operands of dgrad and wgrad, `wgrad_formats` of the
-    result of wgrad, `output_formats` of the result of fprop; "same" is as the layer's format has
-    it (below 16 bits, bfloat16 results, and float8_e5m2 gradients for float8_e4m3fn).
+    for every policy, nothing of it is decided.
+
+    `grad_formats` are formats of gradients as operands of dgrad and wgrad, `wgrad_formats` of the
+    result of wgrad, and `output_formats` of the result of fprop. "same" is as the layer's format
+    has it. Below 16 bits that is bfloat16 results, and float8_e5m2 gradients for float8_e4m3fn.
     """
 
     formats: tuple[str, ...]

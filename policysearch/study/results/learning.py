@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import bdtr, ndtri, stdtrit
+from scipy.special import bdtr, bdtrik, ndtri, stdtrit
 
 from policysearch.study.results.noise import CONFIDENCE
 from policysearch.train.constant import Constant
@@ -43,8 +43,7 @@ class Beside:
         if share is None or not self.accuracies:
             return False
         # So many are got right by chance, all seeds on the same labels: seeds add none to them.
-        chances = bdtr(np.arange(count + 1), count, share)  # of at most so many
-        most = float(np.searchsorted(chances, 1.0 - CHANCE)) / count
+        most = most_by_chance(count, share) / count
         return _beyond(self.accuracies, share, [most - share] * len(self.accuracies))
 
     def _by_loss(self) -> bool:
@@ -108,6 +107,18 @@ class Learned:
     def drop(self) -> float:
         """How far the loss falls, in nats."""
         return self.first_loss - self.tail_loss
+
+
+def most_by_chance(count: int, share: float) -> int:
+    """Return how many of `count` labels chance gets right at most, but for CHANCE of its draws.
+
+    The quantile of a binomial distribution: `scipy.stats.binom.ppf`, whose import takes longer than
+    all else that a command waits for.
+    """
+    if not 0.0 < share < 1.0:
+        return count if share >= 1.0 else 0
+    most: int = math.ceil(bdtrik(1.0 - CHANCE, count, share))
+    return most - 1 if most > 0 and bdtr(most - 1, count, share) >= 1.0 - CHANCE else most
 
 
 def _beyond(values: Sequence[float], chance: float, reaches: Sequence[float]) -> bool:

@@ -61,7 +61,8 @@ def intervals(gaps: Sequence[Sequence[float]]) -> list[Interval | None]:
     if len(fitted) >= FEWEST:
         moderated = _moderated(np.array([gaps[i] for i in fitted]))
         shared = dict(zip(fitted, moderated, strict=True))
-    return [_interval(row, *shared.get(i, _alone(row))) for i, row in enumerate(gaps)]
+    spreads = (shared[i] if i in shared else _alone(row) for i, row in enumerate(gaps))
+    return [_interval(row, *spread) for row, spread in zip(gaps, spreads, strict=True)]
 
 
 def change(before: Sequence[float], after: Sequence[float]) -> Interval | None:

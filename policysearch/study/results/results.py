@@ -286,11 +286,15 @@ class Results(Views):
     def sound_front(self) -> list[Trial]:
         """Return the front of what neither fails later nor will; once any was, of the confirmed."""
         self._check_front()
+        return list(self._sound)
+
+    @cached_property
+    def _sound(self) -> tuple[Trial, ...]:
         doubts = [self.fault(t) if self.confirmation(t) else t.early_sign for t in self.trials]
         sound = [trial for trial, doubt in zip(self.trials, doubts, strict=True) if not doubt]
         sure = [t for t in sound if self.confirmation(t) or "float32" in t.presets]
         front = self._front_of(sure if any(map(self.confirmation, sure)) else sound)
-        return list(front or self.front)
+        return front or self.front
 
     def measured(self, trial: Trial) -> list[str]:
         """Return what the validation part shows, a line each, with its interval."""

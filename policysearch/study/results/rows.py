@@ -164,7 +164,11 @@ def columns_over(speedups: Mapping[str, float], baseline: str) -> dict[str, Any]
     }
 
 
+_ALL_REDUCE = re.compile(r'"all_reduce": ?"([^"\\]*)"')
+
+
 def _all_reduce(trial: Trial) -> str:
-    # Reading the whole policy would take minutes for thousands of deep ones.
-    found = re.search(r'"all_reduce": ?"([^"\\]*)"', trial.text)
+    # Near the end; reading the whole policy would take minutes for thousands of deep ones.
+    place = max(0, trial.text.rfind('"all_reduce"'))
+    found = _ALL_REDUCE.match(trial.text, place)
     return found[1] if found else trial.policy.all_reduce
