@@ -204,9 +204,9 @@ def _by_name(module: str, blocks: Sequence[str], inner: range, stages: int) -> d
 
 
 def said_in_head(policy: Policy, model: Model) -> Iterator[str]:
-    """Yield comments: Megatron-Bridge's settings; of each factory, what its tensors become."""
+    """Yield comments: the settings of other runners; of each factory, what its tensors become."""
     for line in settings_of(" ".join(flags_of(policy, model))):
-        yield f"# Megatron-Bridge: {line}"
+        yield f"# {line}"
     if by_factories(policy, model):
         for name, table in tables_of(policy)[0].items():
             yield f"# {FACTORIES}.{name}: {json.dumps(table)}"

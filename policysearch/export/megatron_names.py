@@ -116,26 +116,51 @@ def parts_of(model: Model) -> dict[tuple[int, str], list[str]]:
 
 
 TORCH = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
+PRECISION = {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32"}
 BRIDGE_NAMES = {"fp8_format": "fp8", "fp4_format": "fp4"}
 STATE = ("use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype")
 """Fields of the optimizer's configuration; all others are of MixedPrecisionConfig."""
 
 
 def settings_of(flags: str) -> Iterator[str]:
-    """Yield a line for each object of Megatron-Bridge that has settings of these flags.
+    """Yield a line for each object of Megatron-Bridge, and of NeMo 2, with settings of these flags.
 
-    As of src/megatron/bridge/training/mixed_precision.py at 05097809 (read 2026-11).
+    As of src/megatron/bridge/training/mixed_precision.py at 05097809 and, in NeMo,
+    nemo/lightning/pytorch/plugins/mixed_precision.py (both read 2026-11).
 
-    `fp8_param_gather` stays false: with it layers that are overridden to bfloat16 would be stored
+    `fp8_param_gather` is false: with it layers that are overridden to bfloat16 would be stored
     quantised.
     """
     told = dict(_fields(flags))
-    run = [f"{name}={value}" for name, value in told.items() if name not in STATE]
-    state = [f"{name}={value}" for name, value in told.items() if name in STATE]
-    yield f"mixed_precision = MixedPrecisionConfig({', '.join(run)})"
+    run = {name: value for name, value in told.items() if name not in STATE}
+    state = {name: value for name, value in told.items() if name in STATE}
+    recipe = "quant_recipe = load_quantization_recipe(THIS_FILE)"
+    yield f"Megatron-Bridge: mixed_precision = MixedPrecisionConfig({_said(run)})"
     if state:
-        yield f"optimizer = OptimizerConfig(..., {', '.join(state)})"
-    yield "model.quant_recipe = load_quantization_recipe(THIS_FILE)"
+        yield f"Megatron-Bridge and NeMo: optimizer = OptimizerConfig(..., {_said(state)})"
+    yield f"Megatron-Bridge: model.{recipe}"
+    if any(name.startswith("fp4") for name in run):
+        yield "NeMo 2: its plugin has no fp4"
+        return
+    yield f"NeMo 2: plugins = MegatronMixedPrecision({_said(dict(_in_nemo(run)))})"
+    yield f"NeMo 2: model.config.{recipe}"
+
+
+def _said(settings: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items())
+
+
+def _in_nemo(run: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the settings of a run as the plugin of NeMo 2 calls them."""
+    for name, value in run.items():
+        if name in PRECISION:
+            yield "precision", repr(PRECISION[name])
+        elif name == "hysteresis" or "loss_scale" in name:
+            yield f"fp16_{name}", value
+        else:
+            yield name, value
+            if name == "fp8":
+                yield "fp8_param_gather", "False"
 
 
 def _fields(flags: str) -> Iterator[tuple[str, str]]:

@@ -134,6 +134,11 @@ def seen(net: Net, step: Callable[[], object]) -> list[list[str]]:
     return [[dtype, dtype] for dtype in found]
 
 
+def tensors(x: Any, y: Any) -> tuple[Any, Any]:
+    """Return a batch as MindSpore takes it."""
+    return mindspore.Tensor(x), mindspore.Tensor(y.astype(np.int32))
+
+
 def trained(plan: Plan, arrays: Mapping[str, Any], space: Any) -> tuple[Any, list[Any]]:
     """Return what a training in MindSpore tells, and the values around every step."""
     net = Net(plan)
@@ -146,15 +151,13 @@ def trained(plan: Plan, arrays: Mapping[str, Any], space: Any) -> tuple[Any, lis
         return scaler.scale(loss) if scaler else loss, loss
 
     gradients = mindspore.value_and_grad(scaled, None, weights, has_aux=True)
-    first = [mindspore.Tensor(arrays["x"][0]), mindspore.Tensor(arrays["y"][0].astype(np.int32))]
-    found = seen(net, lambda: gradients(*first))
+    found = seen(net, lambda: gradients(*tensors(arrays["x"][0], arrays["y"][0])))
     steps: list[Any] = []
     values, count = [_held(named)], 0
     kept = [(np.zeros(p.shape, np.float32),) * 2 for p in weights]
     for x, y, rate in zip(arrays["x"], arrays["y"], plan["rates"], strict=True):
         now = _scale(scaler)
-        labels = mindspore.Tensor(y.astype(np.int32))
-        (_, loss), given = gradients(mindspore.Tensor(x), labels)
+        (_, loss), given = gradients(*tensors(x, y))
         grads = [g.astype(mindspore.float32).asnumpy() * np.float32(1.0 / now) for g in given]
         finite = all(bool(np.isfinite(g).all()) for g in grads)
         skipped = not finite and hasattr(scaler, "scale_window")
