@@ -137,8 +137,7 @@ def matcher(pattern: str, more: str = "\n    enabled: true", config: str = "bf16
         (file_of(matcher("*.mlp.experts.linear_fc1")), "takes grouped experts, none of"),
         (file_of(matcher("*.mlp.*") * 2), "mine: two matchers of this name"),
         (file_of(recipe="fp8_quantization_recipe: mxfp8, fp8_param: true"), "fp8_param is refused"),
-        (file_of(), "no flags in the head"),
-        (file_of(recipe="fp8_quantization_recipe: blockwise"), "blockwise scales are read as"),
+        (file_of(), "in the head: what no matcher takes"),
         (
             file_of(recipe="fp8_quantization_recipe: mxfp8, override_nonquantized_autocast: true"),
             "quantises first and last blocks too",
@@ -148,7 +147,7 @@ def matcher(pattern: str, more: str = "\n    enabled: true", config: str = "bf16
 def test_pitfalls_are_one_line(text: str, trap: str) -> None:
     reading = megatron.read(text, MODEL, "te.yaml")
     assert sum(trap in line for line in reading.traps) == 1
-    sound = "# flags: --bf16\n" + file_of(matcher("*.mlp.linear_fc2"))
+    sound = "# flags: --bf16 --fp8-format e4m3\n" + file_of(matcher("*.mlp.linear_fc2"))
     assert not megatron.read(sound, MODEL, "te.yaml").traps
 
 
@@ -307,6 +306,31 @@ def test_settings_of_megatron_bridge_are_those_of_the_flags() -> None:
     assert "OptimizerConfig(..., use_precision_aware_optimizer=True, exp_avg_dtype=torch.bf" in text
 
 
+NEMO = """precision params_dtype pipeline_dtype autocast_dtype autocast_enabled grad_reduce_in_fp32
+    fp8 fp8_recipe first_last_layers_bf16 fp8_margin fp8_amax_history_len fp8_amax_compute_algo
+    fp8_wgrad fp8_dot_product_attention fp8_multi_head_attention fp8_params fp8_param_gather
+    fp16_loss_scale fp16_initial_loss_scale fp16_min_loss_scale fp16_loss_scale_window
+    fp16_hysteresis num_layers_at_start_in_bf16 num_layers_at_end_in_bf16"""
+"""What MegatronMixedPrecision of NeMo 2 takes (nemo/lightning/pytorch/plugins, read 2026-11)."""
+
+
+def test_settings_of_nemo_are_those_of_megatron_bridge() -> None:
+    half = replace(preset("float16", MODEL.layer_names), loss_scale=LossScale("fixed", 2.0**10))
+    for policy in (ends(), half, preset("bfloat16", MODEL.layer_names)):
+        text = megatron.export(policy, MODEL)
+        line = next(x for x in text.splitlines() if "MegatronMixedPrecision(" in x)
+        torch = type("torch", (), {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"})
+        made = eval(line.partition(" = ")[2], {"MegatronMixedPrecision": dict, "torch": torch})
+        other = bridge_settings(text)
+        assert made.keys() <= {*NEMO.split()}
+        kind = {"bf16-mixed": "bf16", "16-mixed": "fp16", "32": "fp32"}[made.pop("precision")]
+        assert other.pop(kind) is True
+        assert made.pop("fp8_param_gather", False) is False
+        assert {name.removeprefix("fp16_"): x for name, x in made.items()} == other
+    low = megatron.export(preset("te.nvfp4", MODEL.layer_names), MODEL)
+    assert "NeMo 2: its plugin has no fp4" in low and "fp4_recipe='nvfp4'" in low
+
+
 NAMES = {
     "transformer.h.{}.attn.c_attn": "self_attention.linear_qkv",  # nanoGPT, GPT-2
     "transformer.h.{}.attn.c_proj": "self_attention.linear_proj",
@@ -326,6 +350,13 @@ NAMES = {
     "bert.encoder.layer.{}.output.dense": "mlp.linear_fc2",
     "blocks.{}.mlp.0": "mlp.linear_fc1",  # minGPT, a Sequential
     "blocks.{}.mlp.2": "mlp.linear_fc2",
+    "model.layers.{}.mlp.experts.3.gate_proj": "mlp.experts.linear_fc1",  # DeepSeek, Qwen
+    "model.layers.{}.block_sparse_moe.experts.7.w2": "mlp.experts.linear_fc2",  # Mixtral
+    "model.layers.{}.mlp.shared_experts.down_proj": "mlp.shared_experts.linear_fc2",
+    "model.layers.{}.mlp.shared_expert.up_proj": "mlp.shared_experts.linear_fc1",
+    "model.layers.{}.self_attn.kv_b_proj": "self_attention.linear_kv_up_proj",
+    "model.layers.{}.self_attn.q_a_proj": "self_attention.linear_q_down_proj",
+    "backbone.layers.{}.mixer.in_proj": "mixer.in_proj",  # Mamba
     "blocks.{}.router": "",
 }
 """What linears are called in public models, and what Megatron-LM calls them."""

@@ -199,4 +199,5 @@ def test_two_processes_train_as_one(load: Any, tmp_path: Path) -> None:
         assert first[kind][1] == second[kind][1] == scales, kind
         means = [(a + b) / 2 for a, b in zip(first[kind][0], second[kind][0], strict=True)]
         apart = max(abs(a - b) for a, b in zip(means, losses, strict=True))
-        assert apart <= max(2 * own, 5e-5), (kind, apart, own)
+        print(kind, apart, own)
+        assert apart <= 2 * own, (kind, apart, own)

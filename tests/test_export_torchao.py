@@ -65,7 +65,6 @@ def test_the_named_linears_are_converted_and_no_others(recipe: str) -> None:
     assert ("AXISWISE" in granularity) == (recipe == "rowwise")
     module(torch.randn(16, 64)).sum().backward()
     assert module.fc2.weight.grad.abs().max() > 0
-    assert file["SKIPPED"] == ["fc1", "fc3"]
     with pytest.raises(ValueError, match="expected each a torch"):
         file["convert"](module)
 

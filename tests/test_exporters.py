@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from policysearch.export.reading import grouped
 from policysearch.export.targets import Target, targets
 from policysearch.formats import Rounding
 from policysearch.nn.models import lenet5, mlp, transformer
@@ -155,8 +156,8 @@ def test_every_preset_is_exported_and_its_losses_are_lines(
     if target.SUFFIX == ".py":
         compile(text, "exported.py", "exec")
     assert len(set(losses)) == len(losses)
-    for line in losses:
-        assert line.strip() == line and "\n" not in line and line in text
+    assert all(line.strip() == line and "\n" not in line for line in losses)
+    assert all(line in text for line in grouped(losses))
     if place < len(MODELS):
         assert text == target.export(policy, model)
 

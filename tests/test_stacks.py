@@ -133,3 +133,11 @@ def test_an_unknown_stack_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match="stack: 'layer'; expected one of 'block'"):
         read_rules(path).policy(gpt((8,), 10, 16, (32, 32), 2))
+
+
+def test_all_but_every_third_block_is_said_by_steps() -> None:
+    said = {blocks: text for text, blocks in ways(6)}
+    for left in range(3):
+        text = said[frozenset(n for n in range(6) if n % 3 != left)]
+        assert placed(text, 32) == {n for n in range(32) if n % 3 != left}
+    assert said[frozenset({0, 1, 4, 5})] == "first 2, last 2"

@@ -60,12 +60,17 @@ def test_a_file_trains_as_the_emulator_does(target: str) -> None:
     assert verdict.gaps.max() < 5e-5
 
 
-def test_fp8_by_qwix_trains_as_the_emulator_does() -> None:
-    low = preset("bfloat16", MODEL.layer_names).with_layers({"fc2": uniform_layer("float8_e4m3fn")})
+@pytest.mark.parametrize(("rest", "steps"), [("float32", 10), ("bfloat16", 4)])
+def test_fp8_by_qwix_trains_as_the_emulator_does(rest: str, steps: int) -> None:
+    """Beside bfloat16 for few steps: then a gradient is a tie.
+
+    It and the largest one are bfloat16, and lie at 45056 and 57344 of E5M2: qwix rounds it to 49152
+    for the input, as here, and to 40960 for the weight. Each later step alone is as here again.
+    """
+    low = preset(rest, MODEL.layer_names).with_layers({"fc2": uniform_layer("float8_e4m3fn")})
     verdict = run(low, "qwix", task=TASK)
     assert not verdict.edits  # the products are as asked
-    # later one number of FP8 that turns can move a loss by more than all draws of the jitter did
-    assert verdict.gaps[:4].max() < 5e-5
+    assert verdict.gaps[:steps].max() < 5e-5
     assert verdict.dtypes["fc2, forward"] == "float8_e4m3fn"
 
 

@@ -19,15 +19,7 @@ $head
 
 import importlib
 
-# layer: the one dtype of all of them
-LAYERS = $layers
-
-# op: functions of torch that run in float16, in float32, or in the widest dtype they are given
-LOW = $low
-WIDE = $wide
-PROMOTE = $promote
-
-LOSS_SCALE = $loss_scale
+$tables
 
 
 def initialize(amp, model, optimizer):
@@ -96,7 +88,9 @@ def _scale(asked: LossScale) -> LossScale:
     return LossScale("dynamic", first, 2.0, 0.5, 2000, lowest, highest, rule="apex")
 
 
-_TARGET = OpLists("apex", TEMPLATE, "apex.O1", NAMES, ("float32", "float16"), _scale)
+_TARGET = OpLists(
+    "apex", TEMPLATE, "functions of torch", "apex.O1", NAMES, ("float32", "float16"), _scale
+)
 
 SUFFIX = ".py"
 ABOUT = About(

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from typing import Any
+
 from policysearch.export.op_lists import OpLists
-from policysearch.export.reading import About
+from policysearch.export.reading import About, Given, Reading, json_object
+from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.presets import preset
+from policysearch.values import one_of
+
+ACTIONS = ("to-add", "to-remove")
 
 TEMPLATE = '''\
 $head
@@ -16,15 +25,7 @@ $head
 
 import json
 
-# layer: the one dtype of all of them
-LAYERS = $layers
-
-# op: operator types of the Ascend IR that are lowered, stay in float32, or follow what they read
-LOW = $low
-WIDE = $wide
-PROMOTE = $promote
-
-LOSS_SCALE = $loss_scale  # the training script has to set it up
+$tables
 
 PRECISION_MODE = ["origin", *(f"mixed_{x}" for x in LAYERS.values() if x != "float32")][-1]
 
@@ -78,6 +79,7 @@ def _scale(asked: LossScale) -> LossScale:
 _TARGET = OpLists(
     "cann",
     TEMPLATE,
+    "operator types of the Ascend IR",
     "torch.autocast.float16",
     NAMES,
     ("float32", "float16", "bfloat16"),
@@ -86,10 +88,47 @@ _TARGET = OpLists(
 
 SUFFIX = ".py"
 ABOUT = About(
-    "a module whose output is the JSON of modify_mixlist",
+    "a module whose output is the JSON of modify_mixlist; such JSON is read too",
     "one low dtype of the run; which operator types it lowers, keeps in float32, or lets follow",
     "Ascend IR and modify_mixlist (their manual, 2026-08)",
     "read back (policysearch inspect)",
 )
-export, losses, runs = _TARGET.export, _TARGET.losses, _TARGET.runs
-offers, read = _TARGET.offers, _TARGET.read
+export, losses, runs, offers = _TARGET.export, _TARGET.losses, _TARGET.runs, _TARGET.offers
+
+LISTS = {"white-list": "low_precision_ops", "black-list": "fp32_ops", "gray-list": "promote_ops"}
+
+
+def read(text: str, model: Model, where: str) -> Reading:
+    """Return what such a file, or the JSON of modify_mixlist itself, gives the layers of `model`.
+
+    The JSON says no dtype: its run is taken to be in mixed_float16.
+    """
+    if not text.lstrip().startswith("{"):
+        return _TARGET.read(text, model, where)
+    data = json_object(re.sub(r"//.*", "", text), where)
+    base = preset(_TARGET.base, model.layer_names)
+    placed = {op: name for name in LISTS.values() for op in getattr(base, name)}
+    unknown, away = [], []
+    for key, rows in data.items():
+        for action, types in dict(rows).items():  # type: ignore[call-overload]
+            one_of(f"{where}: {one_of(f'{where}: list', key, LISTS)}", action, ACTIONS)
+            ops = {x: next((op for op in NAMES if x in _types(op)), "") for x in types}
+            unknown += [x for x in types if not ops[x]]
+            to = LISTS[key] if action == ACTIONS[0] else "promote_ops"
+            if action == ACTIONS[1]:
+                known = [x for x in types if ops[x]]
+                away += [f"{x}: {key}, {action}" for x in known if placed[ops[x]] != LISTS[key]]
+            placed |= {op: to for op in ops.values() if op}
+    lists: Any = {name: tuple(op for op in placed if placed[op] == name) for name in LISTS.values()}
+    given = tuple(Given(x, x, "modify_mixlist", row) for x, row in base.layers)
+    policy = replace(base, name=f"imported from {where}", **lists)
+    traps = ["no dtype in the lists: precision_mode_v2 says it; read as mixed_float16"]
+    traps += [f"{x}: refused where the type is not on that list of the chip" for x in away]
+    traps += [f"{x}: no op here has this type; not read" for x in unknown]
+    return Reading(policy, given, (), tuple(traps))
+
+
+def _types(op: str) -> tuple[str, ...]:
+    """Return the operator types of an op, those of other versions of the chip's library too."""
+    types = NAMES[op]
+    return (*types, *(re.sub(r"(V2|D)$", "", each) for each in types))

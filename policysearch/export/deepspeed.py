@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from policysearch.export.levels import BASE, LISTS, field_losses, one_dtype, plain
-from policysearch.export.reading import About, Given, Reading, json_object, policy_of
+from policysearch.export.levels import BASE, field_losses, one_dtype, plain
+from policysearch.export.reading import (
+    About,
+    Given,
+    Reading,
+    brief_name,
+    grouped,
+    in_words,
+    json_object,
+    policy_of,
+)
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
-from policysearch.policy.presets import preset
 from policysearch.values import InputError, one_of
 
 SUFFIX = ".json"
@@ -23,6 +32,10 @@ ABOUT = About(
     "deepspeed 0.19.8 (its sources and config class, 2026-08)",
     "read back (policysearch inspect)",
 )
+AUTO = "auto"
+PRECISE = ("fp16", "bf16", "torch_autocast", "communication_data_type", "data_types", "fp8", "amp")
+NOT_READ = {"fp8": "DeepSpeed has no such block", "amp": "that is Apex, which has its own target"}
+LOW_MASTERS = "masters and states are kept low (ZeRO 1 and above): read as float32 ones"
 DTYPES = ("float32", "float16", "bfloat16")
 SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 KNOWN = {
@@ -37,11 +50,10 @@ KNOWN = {
 
 def runs(policy: Policy, model: Model) -> Policy:
     """Return the policy that a run with the file obeys when it is given this one."""
-    dtype, base = one_dtype(policy), preset(BASE, ())
+    dtype = one_dtype(policy)
     return replace(
         plain(policy),
         layers=tuple((name, uniform_layer(dtype)) for name, _ in policy.layers),
-        **{name: getattr(base, name) for name in LISTS},
         master_weights=True,
         optimizer_state="float32",
         all_reduce=policy.all_reduce if policy.all_reduce in DTYPES else "float32",
@@ -89,10 +101,11 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
     elif fp16["enabled"]:
         fp16["loss_scale"] = 1
     said = {
-        "policy": policy.name,
+        "policy": brief_name(policy.name),
+        "asks for": in_words(policy),
         "digest": policy.digest,
         "notes": list(notes),
-        "not as the policy says": list(lines),
+        "not as the policy says": grouped(lines),
         "layers": {name: dtype for name, _ in running.layers},
     }
     data = {
@@ -109,12 +122,15 @@ def read(text: str, model: Model, where: str) -> Reading:
     """Return what the JSON of a run gives the layers of `model`: one dtype."""
     data = json_object(text, where)
     blocks = {name: _block(data, name, where) for name in KNOWN}
-    on = [name for name in ("fp16", "bf16", "torch_autocast") if blocks[name].get("enabled")]
+    on = [name for name in KNOWN if blocks[name].get("enabled") is True]
     if {"fp16", "bf16"} <= set(on):
         raise InputError(f"{where}: fp16 and bf16 are enabled; expected one of them")
     dtype, rule = "float32", "no block"
     if on:
-        rule, dtype = on[0], {"fp16": "float16", "bf16": "bfloat16"}.get(on[0], "bfloat16")
+        rule, dtype = on[0], {"fp16": "float16", "bf16": "bfloat16"}.get(on[0], "")
+        said = str(blocks["torch_autocast"].get("dtype", "bfloat16")).removeprefix("torch.")
+        dtype = dtype or one_of(f"{where}: torch_autocast: dtype", said, ("float16", "bfloat16"))
+    low = on and on[0] != "torch_autocast" and _low_masters(blocks[on[0]], on[0])
     reduced = {short: name for name, short in SHORT.items()}
     given = tuple(Given(name, name, rule, uniform_layer(dtype)) for name in model.layer_names)
     policy = policy_of(
@@ -129,9 +145,10 @@ def read(text: str, model: Model, where: str) -> Reading:
                 reduced,
             )
         ],
-        loss_scale=_scale_of(blocks["fp16"]) if dtype == "float16" else LossScale(),
+        loss_scale=_scale_of(blocks["fp16"], where) if dtype == "float16" else LossScale(),
     )
-    return Reading(policy, given, (), tuple(_traps(blocks, on)))
+    traps = (*_traps(blocks, on), *_top_level(data))
+    return Reading(policy, given, (), traps + (LOW_MASTERS,) * bool(low))
 
 
 def _block(data: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
@@ -143,16 +160,42 @@ def _block(data: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
     return block
 
 
-def _scale_of(block: Mapping[str, Any]) -> LossScale:
+def _low_masters(block: Mapping[str, Any], name: str) -> bool:
+    keys = (f"{name}_master_weights_and_grads", f"{name}_optimizer_states")
+    return any(block.get(key) is True for key in keys)
+
+
+def _top_level(data: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for what is not read, and for keys near to those that are: none is refused."""
+    for name, why in NOT_READ.items():
+        if data.get(name, {}).get("enabled"):
+            yield f"{name}: not read: {why}"
+    for key in data:
+        near = difflib.get_close_matches(key, PRECISE, n=1, cutoff=0.75)
+        if near and key not in PRECISE:
+            yield f"{key}: unknown to DeepSpeed, which says nothing; expected {near[0]}"
+
+
+def _scale_of(block: Mapping[str, Any], where: str) -> LossScale:
+    block = {key: value for key, value in block.items() if value != AUTO}
     if fixed := block.get("loss_scale", 0):
         return LossScale() if fixed == 1 else LossScale("fixed", float(fixed))
+    for key in ("initial_scale_power", "min_loss_scale"):
+        if not isinstance(block.get(key, 1), int):
+            raise InputError(f"{where}: fp16: {key}: {block[key]!r}; expected a whole number")
     first, lowest = 2.0 ** block.get("initial_scale_power", 16), block.get("min_loss_scale", 1)
     window = block.get("loss_scale_window", 1000)
     return LossScale("dynamic", max(first, lowest), 2.0, 0.5, window, float(lowest))
 
 
 def _traps(blocks: Mapping[str, Mapping[str, Any]], on: Sequence[str]) -> Iterator[str]:
-    if "fp16" in on and blocks["fp16"].get("hysteresis", 2) > 1:
+    auto = [name for name in KNOWN if blocks[name].get("enabled") == AUTO]
+    if auto:
+        yield (
+            f"{' and '.join(auto)}: enabled is {AUTO!r}: what --fp16 or --bf16 of Hugging Face's "
+            "Trainer says; read as off"
+        )
+    if "fp16" in on and blocks["fp16"].get("hysteresis", 2) != 1:
         yield "hysteresis: 2 overflows halve the scale once; read as 1, which a policy has here"
     if "fp16" in on and "torch_autocast" in on:
         yield "torch_autocast beside fp16: DeepSpeed accepts both; the module is float16 anyway"

@@ -9,14 +9,24 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from string import Template
 from typing import Any, Literal
 
-from policysearch.export.reading import DEFAULT_RULE, Given, Reading, literal, policy_of, syntax_of
+from policysearch.export.reading import (
+    DEFAULT_RULE,
+    Given,
+    Reading,
+    brief_name,
+    grouped,
+    in_words,
+    literal,
+    policy_of,
+    syntax_of,
+)
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.normal_forms import shortest
 from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import preset
-from policysearch.values import InputError, one_of
+from policysearch.values import InputError, one_of, printable
 
 BASE = "bfloat16"
 """The preset whose op lists these targets have: every op of a layer runs in the layer's dtype."""
@@ -54,13 +64,11 @@ class Levels:
 
     def runs(self, policy: Policy, model: Model) -> Policy:
         """Return the policy that the file obeys when it is given this one."""
-        base = preset(BASE, ())
         layers = tuple((n, self.level(row, policy.master_weights)) for n, row in policy.layers)
         low = any(row.param != "float32" for _, row in layers)
         return replace(
             plain(policy),
             layers=layers,
-            **{name: getattr(base, name) for name in LISTS},
             bias=self.bias,
             master_weights=not low,
             optimizer_state=AS_STORED if low else "float32",
@@ -145,9 +153,13 @@ def _bits(name: str) -> int:
     return format_named(name).bits
 
 
-def plain(policy: Policy) -> Policy:
-    """Return the policy with all that no such file can say as frameworks have it by themselves."""
-    lists = policy.low_precision_ops, policy.fp32_ops, policy.promote_ops
+def plain(policy: Policy, base: str = BASE) -> Policy:
+    """Return the policy with all that no such file can say as frameworks have it by themselves.
+
+    Its op lists are those of the preset `base`.
+    """
+    row = preset(base, ())
+    lists = row.low_precision_ops, row.fp32_ops, row.promote_ops
     return Policy(policy.name, policy.layers, *lists, parallel=policy.parallel)
 
 
@@ -214,17 +226,22 @@ def head(
     policy: Policy, notes: Sequence[str], losses: Sequence[str], target: str, mark: str = "# "
 ) -> str:
     """Return comments that say what policy a file is of, the notes, and the losses."""
-    name = " ".join(policy.name.split())
     said = [
-        f"Written by policysearch for {target} from the policy {name} with digest",
+        f"Written by policysearch for {target}. The policy asks for",
+        in_words(policy),
+        f"Its name: {brief_name(policy.name)}",
+        "Its digest, by which `policysearch verify` knows it:",
         policy.digest,
         *notes,
-        "What this file does not do as the policy says:",
-        *(f"  - {line}" for line in losses or ("nothing",)),
     ]
-    # a line of losses keeps its place under their title
-    short = [line if line.startswith("  - ") else " ".join(line.split()) for line in said]
-    return "\n".join(mark + line for line in short)
+    lost = ["What this file does not do as the policy says:"]
+    lost += [f"  - {_one_line(line)}" for line in grouped(losses) or ("nothing",)]
+    return "\n".join(mark + line for line in (*map(_one_line, said), *lost))
+
+
+def _one_line(text: str) -> str:
+    """Return `text` on one line, as it is seen: a name from a file must not end a comment."""
+    return printable(" ".join(text.split()))
 
 
 def constants(text: str, where: str, names: Sequence[str]) -> dict[str, Any]:

@@ -6,25 +6,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from policysearch.export import transformer_engine
-from policysearch.export.levels import BASE, LISTS, field_losses, head, one_dtype, plain
+from policysearch.export.levels import field_losses, head, one_dtype, plain
 from policysearch.export.megatron_file import (
     FACTORIES,
+    SCALINGS,
     STAGES,
     by_factories,
     flags_of,
-    read,
     said_in_head,
     yaml_of,
 )
 from policysearch.export.megatron_names import NOT_ADDRESSED, parts_of, places
+from policysearch.export.megatron_reading import read
 from policysearch.export.reading import About
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.normal_forms import in_full, normal
 from policysearch.policy.policy import AS_FIRST, LayerPolicy, Policy, uniform_layer
-from policysearch.policy.presets import preset
-from policysearch.policy.scaling import Recipe, Scaling
+from policysearch.policy.scaling import Scaling
 
 __all__ = ["ABOUT", "SUFFIX", "export", "losses", "offers", "read", "runs"]
 
@@ -40,7 +40,7 @@ def _beside(policy: Policy, model: Model) -> dict[str, str]:
 
 
 ABOUT = About(
-    "YAML of --te-precision-config-file, its flags in the head, for Megatron-Bridge too",
+    "YAML of --te-precision-config-file, flags in the head, for Megatron-Bridge and NeMo 2 too",
     "per linear of the decoder: bfloat16, a recipe, or any products by a factory; ends; state",
     "megatron-core 0.16.1 (its parser, run), Megatron-LM d98e8a64 (2026-08)",
     "megatron-core's own parser in the tests",
@@ -78,7 +78,7 @@ def _by_recipe(policy: Policy, model: Model) -> Policy:
     """Return the policy that a run obeys whose low linears are all of one recipe."""
     dtype, recipe = one_dtype(policy), policy.scaling.recipe
     fp4 = recipe == "nvfp4"
-    there: Recipe = "mx_rceil" if recipe in ("mx", "mx_rceil") else "current"
+    there = SCALINGS.get("mx_rceil" if recipe == "mx" else recipe, SCALINGS["current"])
     layers = {name: uniform_layer(dtype) for name, _ in policy.layers}
     grads = [row.grad for _, row in policy.layers if (_narrow(row) or row).compute[:6] == "float8"]
     hybrid = "float8_e5m2" in grads
@@ -95,17 +95,15 @@ def _by_recipe(policy: Policy, model: Model) -> Policy:
     first = _kept(policy.optimizer_state)
     second = first if said == AS_FIRST else _kept(said)
     quantised = any(format_named(row.compute).bits < 16 for row in layers.values())
-    base = preset(BASE, ())
     return replace(
         plain(policy),
         layers=tuple(layers.items()),
-        **{name: getattr(base, name) for name in LISTS},
         master_weights=True,
         optimizer_state=first,
         second_moment=second if second != first else AS_FIRST,
         all_reduce="bfloat16" if policy.all_reduce == "bfloat16" else "float32",
         loss_scale=_scale(policy.loss_scale) if dtype == "float16" else LossScale(),
-        scaling=Scaling("nvfp4" if fp4 else there) if quantised else Scaling(),
+        scaling=there if quantised else Scaling(),
     )
 
 

@@ -71,7 +71,7 @@ ABOUT = About(
     "a module to import: apply_policy(net), loss_scaler()",
     "per cell: float32, float16, bfloat16 (not on a CPU), stored so or not; loss scale",
     "mindspore 2.10.0 (run on a CPU, 2026-11)",
-    "`verify --target mindspore --python ENV`: losses, scales, results of cells",
+    "`verify --target mindspore --python ENV`: losses, scales, dtypes at cells both ways",
 )
 export, losses, runs = _TARGET.export, _TARGET.losses, _TARGET.runs
 offers, read = _TARGET.offers, _TARGET.read

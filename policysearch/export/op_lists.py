@@ -24,6 +24,19 @@ from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.values import InputError, one_of
 
+TABLES_OF_FILE = """\
+# layer: the one dtype of all of them
+LAYERS = $layers
+
+# op: the $named that run in the low dtype, in float32, or in the widest dtype they read
+LOW = $low
+WIDE = $wide
+PROMOTE = $promote
+
+LOSS_SCALE = $loss_scale
+"""
+"""What all such files say, in the place of $tables."""
+
 TABLES = {"low_precision_ops": "LOW", "fp32_ops": "WIDE", "promote_ops": "PROMOTE"}
 """The table of a file by the list of a policy."""
 
@@ -33,12 +46,14 @@ class OpLists:
     """A target of one dtype and three lists of ops.
 
     `names` are what it calls an op, which may be several; ops without a name are in the lists of
-    the preset `base`. `template` is its file: a dollar sign marks what `export` fills in. `dtypes`
-    are those of a run, `scale` returns the loss scale that it has of one that is asked.
+    the preset `base`. `template` is its file: a dollar sign marks what `export` fills in, `named`
+    says what its names are. `dtypes` are those of a run, `scale` returns the loss scale that it has
+    of one that is asked.
     """
 
     name: str
     template: str
+    named: str
     base: str
     names: Mapping[str, tuple[str, ...]]
     dtypes: tuple[str, ...]
@@ -81,9 +96,9 @@ class OpLists:
         shown = {"LAYERS": layers, **lists, "LOSS_SCALE": asdict(running.loss_scale)}
         said = head(policy, notes, self.losses(policy, model), self.name)
         printed = {k: pprint.pformat(v, sort_dicts=False, width=96) for k, v in shown.items()}
-        return Template(self.template).substitute(
-            head=said, **{name.lower(): text for name, text in printed.items()}
-        )
+        named = {name.lower(): text for name, text in printed.items()}
+        tables = Template(TABLES_OF_FILE).substitute(named=self.named, **named)
+        return Template(self.template).substitute(head=said, tables=tables.rstrip())
 
     def read(self, text: str, model: Model, where: str) -> Reading:
         """Return what such a file gives the layers of `model`: one dtype."""

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from policysearch.export.levels import Levels, fixed_scale
-from policysearch.export.reading import About, Given, Reading
+from policysearch.export.levels import BASE, Levels, fixed_scale
+from policysearch.export.reading import (
+    DEFAULT_RULE,
+    About,
+    Given,
+    Reading,
+    literal,
+    policy_of,
+    syntax_of,
+    unmatched,
+)
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
+from policysearch.policy.normal_forms import normal
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
+from policysearch.policy.products import HYBRID
 from policysearch.policy.scaling import Scaling
+from policysearch.values import InputError
 
 TEMPLATE = '''\
 $head
@@ -96,6 +110,8 @@ class _Rules(Levels):
         return replace(running, layers=layers, scaling=Scaling("current") if low else Scaling())
 
     def read(self, text: str, model: Model, where: str) -> Reading:
+        if not re.search(r"^LAYERS = ", text, re.MULTILINE) and (rules := [*_rules(text)]):
+            return _read_rules(rules, model, where)
         reading = super().read(text, model, where)
         low = any(row.formats == LOW for row in reading.given)
         scaling = Scaling("current") if low else Scaling()
@@ -107,13 +123,89 @@ class _Rules(Levels):
         return super()._given(name, rows, where)
 
 
+KINDS = ("QtRule", "QuantizationRule")
+TILE = 128
+"""The tile of a scale that a policy has here: other tiles are read as this one."""
+
+
+def _rules(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the constants of each rule that is written in a file of Python, in its order.
+
+    A dtype is its last word; what is computed when the file runs is left out.
+    """
+    try:
+        tree = syntax_of(text, "", "rules")
+    except InputError:
+        return
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
+        if ast.unparse(call.func).rpartition(".")[2] in KINDS:
+            yield {str(row.arg): _constant(row.value) for row in call.keywords}
+
+
+def _constant(node: ast.expr) -> Any:
+    value = literal(node)
+    if value is None and not isinstance(node, ast.Constant):
+        return ast.unparse(node).rpartition(".")[2]
+    return value
+
+
+def _read_rules(rules: Sequence[dict[str, Any]], model: Model, where: str) -> Reading:
+    """Return what rules give the layers of `model`: a path is matched whole, the first rule wins.
+
+    Rules say no dtype of modules: what none takes is float32 here.
+    """
+    named = [f"rule {number} ({row.get('module_path', '.*')})" for number, row in enumerate(rules)]
+    traps = ["no dtypes of modules in the rules: those are set in the model; read as float32"]
+    made = [_formats(row, name, traps) for row, name in zip(rules, named, strict=True)]
+    matched, given = dict.fromkeys(named, 0), []
+    for layer in model.layer_names:
+        path, kind = layer.replace(".", "/"), model.layer_types.get(layer)
+        there = zip(named, made, rules, strict=True)
+        fit = [
+            (name, formats)
+            for name, formats, row in there
+            if kind == "Linear"
+            and re.fullmatch(str(row.get("module_path") or ".*"), path)
+            and not {"dot_general", "einsum"}.isdisjoint(row.get("op_names") or ("einsum",))
+        ]
+        for name, _ in fit:
+            matched[name] += 1
+        rule, formats = fit[0] if fit else (DEFAULT_RULE, None)
+        given.append(Given(layer, path, rule, formats or LayerPolicy()))
+    policy = policy_of(given, model, f"imported from {where}", BASE, bias="rounded")
+    return Reading(normal(policy), tuple(given), unmatched(named, given, matched), tuple(traps))
+
+
+def _formats(row: Mapping[str, Any], name: str, traps: list[str]) -> LayerPolicy | None:
+    """Return the formats of a linear under a rule, None for those of its module.
+
+    What the forward pass quantised is what the backward pass reads.
+    """
+    weight, read, grad = (row.get(f"{key}_qtype") for key in ("weight", "act", "bwd"))
+    if weight is None:
+        return None
+    if read != weight or not {weight, grad or weight} <= {*HYBRID, "float4_e2m1fn"}:
+        said = f"weights {weight}, inputs {read}, gradients {grad}"
+        traps.append(f"{name}: {said}: no such product here; read as float32")
+        return None
+    scaling = Scaling("rowwise")
+    if row.get("disable_channelwise_axes") is True:
+        scaling = Scaling("current")
+    if tile := row.get("tile_size"):
+        scaling = Scaling("blocks")
+        if tile != TILE:
+            traps.append(f"{name}: tiles of {tile} are read as tiles of {TILE}")
+    return replace(LOW, compute=weight, grad=grad or "float32", scaling=scaling)
+
+
 _TARGET = _Rules(
     "qwix", TEMPLATE, ("float32", "float16", "bfloat16"), fixed_scale, stores=False, bias="rounded"
 )
 
 SUFFIX = ".py"
 ABOUT = About(
-    "a module to import: apply_policy(model, inputs), rules()",
+    "a module to import: apply_policy(model, inputs), rules(); a file with QtRule(...) is read too",
     "per linear FP8 by one scale of a tensor, else per module float32, float16, bfloat16",
     "qwix 0.1.8 with flax 0.12.8 (run on a CPU, 2026-11)",
     "`verify --target qwix --python ENV`; products of the jaxpr in the tests",

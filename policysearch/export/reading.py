@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -129,6 +130,58 @@ def json_object(text: str, where: str) -> dict[str, object]:
     if not isinstance(data, dict):
         raise InputError(f"{where}: {type(data).__name__}; expected a JSON object")
     return data
+
+
+def yaml_object(text: str, where: str) -> dict[str, Any]:
+    """Return the table in YAML; InputError, beginning with `where`, where it is none."""
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ModuleNotFoundError:
+        raise InputError(f"{where}: pyyaml is not installed; expected pip install pyyaml") from None
+    try:
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"{where}: {' '.join(str(error).split())}; expected YAML") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{where}: {type(data).__name__}; expected a table in YAML")
+    return data
+
+
+KINDS, LONGEST_NAME = 4, 72
+"""So many kinds of layers are said of a policy, and so much of its name."""
+
+
+def said(formats: LayerPolicy) -> str:
+    """Return the format that a layer computes in, and what of it is in others."""
+    rest = {
+        "results": formats.output,
+        "gradients": formats.grad,
+        "gradients of weights": formats.wgrad,
+    }
+    unlike = [f"{part} {name}" for part, name in rest.items() if name != formats.compute]
+    return f"{formats.compute} ({', '.join(unlike)})" if unlike else formats.compute
+
+
+def in_words(policy: Policy) -> str:
+    """Return what a policy is, for whoever does not know its name: formats, loss scale, masters."""
+    counts = Counter(said(row) for _, row in policy.layers).most_common()
+    words = [f"{count} layers in {name}" for name, count in counts[:KINDS]]
+    if more := counts[KINDS:]:
+        words.append(f"{sum(count for _, count in more)} in {len(more)} other ways")
+    scale = policy.loss_scale
+    if scale.kind != "none":
+        words.append(f"a {scale.kind} loss scale, first {scale.init_scale:g}")
+    if any(row.param != "float32" for _, row in policy.layers):
+        words.append(f"float32 masters {'kept' if policy.master_weights else 'not kept'}")
+    return "; ".join(words)
+
+
+def brief_name(name: str) -> str:
+    """Return a name, the middle of a long one left out."""
+    if len(name) <= LONGEST_NAME:
+        return name
+    half = LONGEST_NAME // 2 - 2
+    return f"{name[:half]}...{name[-half:]}"
 
 
 PARTS = ("compute", "output", "grad", "wgrad", "param")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from string import Template
 
 from policysearch.export.torch_attention import attention_losses, kernels, text
 from policysearch.export.torch_file.reading import ABOUT, read
-from policysearch.export.torch_file.scaler import scaler_values
-from policysearch.export.torch_file.template import STORAGE, TEMPLATE, TF32, comment
+from policysearch.export.torch_file.template import STORAGE, TF32, file_of
 from policysearch.export.torch_runs import (
     DTYPE,
     DTYPES,
@@ -276,23 +274,20 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
     computed = {row[0] for row in rows.values()}
     own = (x for name, x in ((DTYPE, FLOAT8), ("tfloat32", TF32)) if name in computed)
     stored = (STORAGE,) if draws_updates(running) else ()
-    whole = "".join((TEMPLATE, text(model.attention), *own, *stored))
-    return Template(whole).substitute(
+    return file_of(
+        running,
+        policy,
+        notes,
+        lines,
+        (text(model.attention), *own, *stored),
         kernels=kernels(model.attention),
-        power_of_two=running.scaling.power_of_two,
-        name=comment(policy.name),
-        notes="".join(f"# {comment(note)}\n" for note in notes),
-        digest=policy.digest,
-        losses="\n".join(f"#   - {comment(line)}" for line in lines) or "#   nothing",
         layers=_table(owners),
         functions=_table({name: row for name, row in rows.items() if name not in owners}),
         biases=tuple(_biases(model)),
         folded=folded(model),
         through=", through store_updates" if stored else "",
-        state=running.optimizer_state,
         low=_lines(running.low_precision_ops),
         wide=_lines((*running.fp32_ops, "loss")),
-        **scaler_values(running.loss_scale),
     )
 
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from policysearch.export.levels import BASE, LISTS, constants, field_losses, head, plain
+from policysearch.export.levels import BASE, constants, field_losses, head, plain
 from policysearch.export.reading import DEFAULT_RULE, About, Given, Reading, policy_of
 from policysearch.export.torch_runs import MULTIPLE
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.normal_forms import shortest
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
-from policysearch.policy.presets import PRESETS, preset
+from policysearch.policy.presets import PRESETS
 from policysearch.policy.product_words import ROLES, SAME, with_words
 from policysearch.policy.products import Product
 from policysearch.policy.scaling import Scaling
@@ -24,9 +24,9 @@ __all__ = ["ABOUT", "SUFFIX", "export", "losses", "offers", "read", "runs"]
 
 SUFFIX = ".py"
 ABOUT = About(
-    "a module to import: convert(module); lists for torchtitan and Accelerate in it",
+    "a module to import: convert(module), and is_low for Accelerate",
     "per linear and product: FP8 or not, by one recipe; bfloat16 for the rest of the run",
-    "torchao 0.18 (run, 2026-11), torchtitan b5bcd76c6 (2026-08)",
+    "torchao 0.18 (run, 2026-11)",
     "torchao on a CPU in the tests",
 )
 
@@ -36,9 +36,8 @@ $head
 #     convert(module)                           # before fully_shard and torch.compile
 #     with torch.autocast(device, torch.bfloat16): ...
 #
-# torchtitan: Float8LinearConverter.Config(recipe_name=RECIPE, filter_fqns=SKIPPED) skips what has
-# one of these texts in its name. Accelerate: AORecipeKwargs(config=..., module_filter_func=is_low)
-# with pad_inner_dim=False, for its own filter leaves out other layers.
+# Accelerate: AORecipeKwargs(config=..., module_filter_func=is_low) with pad_inner_dim=False, for
+# its own filter leaves out other layers.
 
 import functools
 
@@ -56,9 +55,6 @@ CASTS = {
     "dgrad": ("cast_config_grad_output", "cast_config_weight_for_grad_input"),
     "wgrad": ("cast_config_input_for_grad_weight", "cast_config_grad_output_for_grad_weight"),
 }
-
-# What torchtitan is to leave alone: names of the other linears, with a dot behind numbers.
-SKIPPED = $skipped
 
 
 def is_float8(kind):
@@ -199,15 +195,14 @@ def runs(policy: Policy, model: Model) -> Policy:
     low = any(kinds.values())
     computed = {row.compute for _, row in policy.layers} - {"tfloat32"}
     rest = uniform_layer("float32" if computed <= {"float32"} else "bfloat16")
-    base = preset(BASE, ())
     power = recipe == "rowwise"  # torchao rounds the scales of rows to powers of two
     return replace(
         plain(policy),
         layers=tuple((n, _low(recipe, kind) if kind else rest) for n, kind in kinds.items()),
-        **{name: getattr(base, name) for name in LISTS},
         master_weights=True,
         optimizer_state="float32",
         loss_scale=type(policy.loss_scale)(),
+        bias="rounded" if low else "fused",  # what it converts adds a bias to rounded results
         scaling=Scaling(recipe, power_of_two=power) if low else Scaling(),  # type: ignore[arg-type]
     )
 
@@ -228,18 +223,16 @@ def offers(formats: LayerPolicy, layer_type: str) -> bool:
 
 
 def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
-    """Return a Python file with `convert`, `is_low` and the list that torchtitan skips."""
+    """Return a Python file with `convert` and `is_low`."""
     from string import Template
 
     running, lines = runs(policy, model), losses(policy, model)
     kinds = {n: _kind(running, n, model) or row.compute for n, row in running.layers}
-    skipped = [n for n in kinds if kinds[n] in DTYPES and model.layer_types.get(n) == "Linear"]
     recipe = "rowwise" if running.scaling.recipe == "rowwise" else "tensorwise"
     return Template(TEMPLATE).substitute(
         head=head(policy, notes, lines, "torchao"),
         layers=pprint.pformat(kinds, sort_dicts=False, width=96),
         recipe=repr(recipe),
-        skipped=pprint.pformat(skipped, width=96),
     )
 
 
@@ -263,7 +256,12 @@ def read(text: str, model: Model, where: str) -> Reading:
     low = any(format_named(x).bits == 8 for row in given for x in row.formats.operand_formats)
     scaling = Scaling(RECIPES[name], power_of_two=name == "rowwise")  # type: ignore[arg-type]
     policy = policy_of(
-        given, model, f"imported from {where}", BASE, scaling=scaling if low else Scaling()
+        given,
+        model,
+        f"imported from {where}",
+        BASE,
+        bias="rounded" if low else "fused",
+        scaling=scaling if low else Scaling(),
     )
     strangers = (name for name in rows if name not in model.layer_names)
     unused = tuple(f"{name}: never matches: no layer of the model" for name in strangers)

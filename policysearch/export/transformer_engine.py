@@ -15,13 +15,12 @@ from dataclasses import replace
 from string import Template
 from typing import Any
 
-from policysearch.export.levels import LISTS, constants, field_losses, head, plain
+from policysearch.export.levels import constants, field_losses, head, plain
 from policysearch.export.reading import BASE, DEFAULT_RULE, About, Given, Reading, policy_of
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.normal_forms import in_full, normal, of_full
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
-from policysearch.policy.presets import preset
 from policysearch.policy.products import Operand, Product, is_narrow
 from policysearch.policy.scaling import Scaling
 from policysearch.values import InputError, from_plain, to_plain
@@ -202,12 +201,10 @@ def runs(policy: Policy, model: Model) -> Policy:
         low = model.layer_types.get(name) == "Linear" and _runs(products)
         results = LayerPolicy(output="bfloat16", wgrad="bfloat16", grad=row.grad)
         layers.append((name, of_full(results, products) if low else rest))
-    base = preset(BASE, ())
     return normal(
         replace(
-            plain(policy),
+            plain(policy, BASE),
             layers=tuple(layers),
-            **{name: getattr(base, name) for name in LISTS},
             master_weights=True,
             optimizer_state="float32",
             loss_scale=type(policy.loss_scale)(),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from policysearch.export.reading import Reading, grouped, narrower
+from policysearch.export.reading import Reading, grouped, narrower, said
 from policysearch.export.targets import targets
 from policysearch.formats import format_named
-from policysearch.policy.policy import LayerPolicy, Policy
+from policysearch.policy.policy import Policy
 from policysearch.report.text import aligned
 from policysearch.space.target import run_and_different
 from policysearch.study.opening import load_results
@@ -66,14 +66,6 @@ def _lost(policy: Policy, running: Policy, target: str) -> list[str]:
     gone = [name for name in asked if name not in run and format_named(name).bits < 32]
     left = ", ".join(run)
     return [f"{target} runs no layer of this net in {name}; all are in {left}" for name in gone]
-
-
-def said(formats: LayerPolicy) -> str:
-    """Return the formats of a layer in short: one where all are, else operands and results."""
-    parts = (formats.compute, formats.output, formats.grad, formats.wgrad)
-    if len(set(parts)) == 1:
-        return parts[0]
-    return f"{formats.compute} to {formats.output}, gradients {formats.grad}, {formats.wgrad}"
 
 
 def given_page(reading: Reading, target: str, study: StudySpec | None) -> str:

@@ -40,8 +40,21 @@ TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "`--pipeline P` refuses a name that means two formats on P stages.",
             "Where products differ within a linear, `te_recipes.py` beside the YAML has their "
             "factories: put it on the path of the run.",
+            "A file of your own is read with the flags of its run in its first line: "
+            "`# flags: --bf16 --fp8-format e4m3 --fp8-recipe mxfp8`.",
             "A matcher without `enabled: true` is dropped, two of one name are one, and an unknown "
             "recipe fails at the first step: `inspect` says so before.",
+        ),
+        "te_debug": (
+            "The recipe around it is the script's, and part of the policy: the head says which.",
+            "Patterns are looked for anywhere in a name, a layer in two sections raises, and one "
+            "that matches nothing is silent: `inspect` names it.",
+            "Debug mode is slow: for a run take the factories of `transformer_engine`.",
+        ),
+        "torchtitan": (
+            "A text is looked for anywhere in a name: `layers.1` takes layers.10, `layers.1.` not.",
+            "`emulate=True` drops the recipe, and MXFP8 with an empty list takes every linear.",
+            "Products of one linear cannot differ but by `rowwise_with_gw_hp`: `torchao` has all.",
         ),
         "torchao": (
             "A second `convert_to_float8_training` without an exact filter converts again.",
@@ -52,6 +65,8 @@ TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "A path is matched whole, joined by slashes, and the first rule wins; one that matches "
             "nothing is silent there: the file raises.",
             "With `scan_layers` of MaxText all blocks are one path: nothing differs by block.",
+            "A gradient in bfloat16 may lie halfway between two numbers of E5M2: the products of "
+            "the backward pass may then read it rounded to either side.",
         ),
         "fsdp2": (
             "Without `output_dtype` on the root the loss is in the dtype of the last wrap.",
@@ -73,6 +88,7 @@ TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "`fp16` and `bf16` cast the whole module, norms too; nothing differs by layer. With "
             "both off, the torch file keeps layers apart.",
             "A typing mistake in `torch_autocast`, or of a block's name, is silent there.",
+            '`"enabled": "auto"` is filled in by the Trainer of Hugging Face: read as off.',
         ),
         "keras": (
             "Paths of a `DTypePolicyMap` depend on how a model was built, so the file sets each "

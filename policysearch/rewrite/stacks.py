@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from policysearch.rewrite.patterns import block_of
 from policysearch.values import InputError
@@ -137,7 +138,12 @@ def ways(count: int) -> Iterator[tuple[str, frozenset[int]]]:
         f"first {a}, last {b}" for a in range(1, count) for b in range(1, count) if a + b < count
     ]
     for step in range(2, LONGEST_STEP + 1):
-        texts += [f"every {step} from {start}" for start in range(step) if start + step < count]
+        starts = [start for start in range(step) if start + step < count]
+        texts += [f"every {step} from {start}" for start in starts]
+        # two thirds of the blocks are "all but every third one" as likely as two ranges
+        texts += [
+            f"every {step} from {a}, every {step} from {b}" for a, b in combinations(starts, 2)
+        ]
     texts += [f"to -{b + 1}" for b in range(1, count)]
     texts += [f"from {a}" for a in range(1, count)]
     texts += [

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from policysearch.export.targets import target_named
-from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy
 from policysearch.train.loss_scale import ScaleState, initial_state, next_state
@@ -74,7 +73,7 @@ def verify_elsewhere(
     running, fresh = exporter.runs(policy, model), exporter.export(policy, model)
     job = plan_of(task, model, target), arrays_of(task, model, dataset, seed)
     result = trained_elsewhere(target, python, text or fresh, *job)
-    expected = _expected(task, running, model, target)
+    expected = [*products_of(task, running, model, both=target == "qwix")]
     faults = _scale_faults(running.loss_scale, result["events"])
     unlike = [*unlike_products(result["products"], expected), *faults]
     if text is not None and _said(text) != _said(fresh):
@@ -97,13 +96,6 @@ def verify_elsewhere(
 
 def _how(target: str, result: Mapping[str, Any]) -> str:
     return f"run with {result['version']}{FUSED * (SCRIPTS[target] == JAX)}"
-
-
-def _expected(task: Task, running: Policy, model: Model, target: str) -> list[Any]:
-    """Return the products that are looked at there, as of `products_of`."""
-    rows = [*products_of(task, running, model, both=target == "qwix")]
-    # in MindSpore what cells give is seen, and no product of the backward pass
-    return rows if SCRIPTS[target] == JAX else [row for row in rows if row[0].endswith("forward")]
 
 
 def _said(text: str) -> str:

@@ -20,13 +20,14 @@ from jax import lax
 from jax.interpreters import mlir
 
 from policysearch.verify.plain_steps import (
+    Places,
     Plan,
     clipped,
     forced,
     given_in,
     moved,
-    outermost_first,
     parts_of,
+    weights_in,
     write_result,
 )
 
@@ -246,10 +247,9 @@ def keras_scale(optimizer: Any) -> float:
 
 def keras_values(net: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of all parameters, as they are here."""
-    named = [name.rsplit(".", 1) for name in arrays if "." in name]
     return {
-        f"{layer}.{word}": turned_back(getattr(net.get_layer(layer), NAMES[word]).numpy())
-        for layer, word in named
+        name: turned_back(getattr(net.get_layer(layer), NAMES[word]).numpy())
+        for name, layer, word in weights_in(arrays)
     }
 
 
@@ -326,18 +326,15 @@ def stepped(part: Plan, x: Any, *others: Any) -> Any:
 
 
 def flax_net(plan: Plan, arrays: Mapping[str, Any]) -> Any:
-    """Return the net: a module at the place of its name for every layer."""
+    """Return the net: a module at the place of its name for every layer, with its values."""
     from flax import nnx
-
-    class Group(nnx.Module):
-        """What names with dots lie in."""
 
     class Net(nnx.Module):
         """The chain of the plan."""
 
         def through(self, chain: Sequence[Plan], x: Any) -> Any:
             for part in chain:
-                module = flax_at(self, part["name"])
+                module = places.of(self, part["name"])
                 if "inner" in part:
                     x = module(self.through(part["inner"], x), self.through(part["shortcut"], x))
                 else:
@@ -347,31 +344,21 @@ def flax_net(plan: Plan, arrays: Mapping[str, Any]) -> Any:
         def __call__(self, x: Any) -> Any:
             return self.through(plan["chain"], jnp.moveaxis(x, 1, -1) if x.ndim == 4 else x)
 
-    net = Net()
-    for part in outermost_first(plan["chain"]):
-        module, place = flax_layer(part), net
-        *path, last = part["name"].split(".")
-        for word in path:
-            if not hasattr(place, word):
-                setattr(place, word, Group())
-            place = getattr(place, word)
-        setattr(place, last, module)
-    flax_load(net, arrays)
+    net, places = Net(), flax_places()
+    places.fill(net, plan["chain"], flax_layer)
+    for name, layer, word in weights_in(arrays):
+        getattr(places.of(net, layer), NAMES[word]).value = jnp.asarray(turned(arrays[name]))
     return net
 
 
-def flax_load(net: Any, arrays: Mapping[str, Any]) -> None:
-    """Give the modules their initial values."""
-    for name in (name for name in arrays if "." in name):
-        layer, _, word = name.rpartition(".")
-        getattr(flax_at(net, layer), NAMES[word]).value = jnp.asarray(turned(arrays[name]))
+def flax_places() -> Places:
+    """Return how modules of flax lie in one another."""
+    from flax import nnx
 
+    class Group(nnx.Module):
+        """What names with dots lie in."""
 
-def flax_at(net: Any, name: str) -> Any:
-    """Return the module of a name."""
-    for word in name.split("."):
-        net = getattr(net, word)
-    return net
+    return Places(lambda place, word: getattr(place, word, None), setattr, Group)
 
 
 def turned(array: Any) -> Any:
@@ -428,11 +415,11 @@ def in_flax(plan: Plan, arrays: Mapping[str, Any], space: Any) -> tuple[Any, lis
 
 def flax_values(net: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of all parameters, as they are here."""
-    found = {}
-    for name in (name for name in arrays if "." in name):
-        layer, _, word = name.rpartition(".")
-        found[name] = turned_back(np.asarray(getattr(flax_at(net, layer), NAMES[word]).value))
-    return found
+    places = flax_places()
+    return {
+        name: turned_back(np.asarray(getattr(places.of(net, layer), NAMES[word]).value))
+        for name, layer, word in weights_in(arrays)
+    }
 
 
 def flax_keys(net: Any) -> list[str]:

@@ -6,7 +6,7 @@ It runs in the interpreter that has MindSpore, beside a copy of `plain_steps.py`
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,12 @@ import numpy as np
 from mindspore import nn, ops
 
 from policysearch.verify.plain_steps import (
+    Places,
     Plan,
     clipped,
     forced,
     given_in,
     moved,
-    outermost_first,
     parts_of,
     write_result,
 )
@@ -75,32 +75,26 @@ def cell_of(part: Plan) -> Any:
     return Sum()
 
 
+PLACES = Places(
+    lambda place, word: place._cells.get(word),
+    lambda place, word, cell: place.insert_child_to_cell(word, cell),
+    Group,
+)
+"""How cells lie in one another."""
+
+
 class Net(nn.Cell):
     """The chain of the plan: a cell at the place of its name for every layer."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
         self.plan = plan
-        for part in outermost_first(plan["chain"]):
-            place: Any = self
-            *path, last = part["name"].split(".")
-            for word in path:
-                if word not in place._cells:
-                    place.insert_child_to_cell(word, Group())
-                place = place._cells[word]
-            place.insert_child_to_cell(last, cell_of(part))
-
-    def at(self, name: str) -> Any:
-        """Return the cell of a name."""
-        place: Any = self
-        for word in name.split("."):
-            place = place._cells[word]
-        return place
+        PLACES.fill(self, plan["chain"], cell_of)
 
     def through(self, chain: Sequence[Plan], x: Any) -> Any:
         """Return what a chain gives."""
         for part in chain:
-            cell = self.at(part["name"])
+            cell = PLACES.of(self, part["name"])
             if "inner" in part:
                 x = cell(self.through(part["inner"], x), self.through(part["shortcut"], x))
             else:
@@ -111,23 +105,38 @@ class Net(nn.Cell):
         return self.through(self.plan["chain"], x)
 
 
-def seen(net: Net, x: Any) -> list[list[str]]:
-    """Return the dtype of what each cell with a weight gives, in the order of the forward pass."""
-    found: list[list[str]] = []
+def seen(net: Net, step: Callable[[], object]) -> list[list[str]]:
+    """Return the dtypes at the cells with a weight, in a step: of what each gives, in order.
+
+    Then, from the last to the first, that of the gradient which its products backward read: two,
+    or one where nothing before it wants a gradient.
+    """
+    forward: list[tuple[Any, str]] = []
+    backward: dict[int, list[str]] = {}
 
     def note(cell: Any, read: Any, given: Any) -> None:
-        dtype = str(given.dtype).lower()
-        found.append([dtype, dtype])
+        forward.append((cell, str(given.dtype).lower()))
 
-    hooks = [
-        net.at(part["name"]).register_forward_hook(note)
-        for part in parts_of(net.plan["chain"])
-        if part["type"] in ("Linear", "Conv2d")
-    ]
-    net(x)
+    def note_back(cell: Any, made: Any, read: Any) -> None:
+        backward[id(cell)] = [str(read[0].dtype).lower()] * (1 if made[0] is None else 2)
+
+    hooks = []
+    for part in parts_of(net.plan["chain"]):
+        if part["type"] in ("Linear", "Conv2d"):
+            cell = PLACES.of(net, part["name"])
+            hooks += [cell.register_forward_hook(note), cell.register_backward_hook(note_back)]
+    step()
     for hook in hooks:
         hook.remove()
-    return found
+    found = [dtype for _, dtype in forward]
+    for cell, _ in reversed(forward):
+        found += [dtype.removeprefix("mindspore.") for dtype in backward[id(cell)]]
+    return [[dtype, dtype] for dtype in found]
+
+
+def tensors(x: Any, y: Any) -> tuple[Any, Any]:
+    """Return a batch as MindSpore takes it."""
+    return mindspore.Tensor(x), mindspore.Tensor(y.astype(np.int32))
 
 
 def trained(plan: Plan, arrays: Mapping[str, Any], space: Any) -> tuple[Any, list[Any]]:
@@ -142,14 +151,13 @@ def trained(plan: Plan, arrays: Mapping[str, Any], space: Any) -> tuple[Any, lis
         return scaler.scale(loss) if scaler else loss, loss
 
     gradients = mindspore.value_and_grad(scaled, None, weights, has_aux=True)
-    found = seen(net, mindspore.Tensor(arrays["x"][0]))
+    found = seen(net, lambda: gradients(*tensors(arrays["x"][0], arrays["y"][0])))
     steps: list[Any] = []
     values, count = [_held(named)], 0
     kept = [(np.zeros(p.shape, np.float32),) * 2 for p in weights]
     for x, y, rate in zip(arrays["x"], arrays["y"], plan["rates"], strict=True):
         now = _scale(scaler)
-        labels = mindspore.Tensor(y.astype(np.int32))
-        (_, loss), given = gradients(mindspore.Tensor(x), labels)
+        (_, loss), given = gradients(*tensors(x, y))
         grads = [g.astype(mindspore.float32).asnumpy() * np.float32(1.0 / now) for g in given]
         finite = all(bool(np.isfinite(g).all()) for g in grads)
         skipped = not finite and hasattr(scaler, "scale_window")

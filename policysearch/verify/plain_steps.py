@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,42 @@ def parts_of(chain: Sequence[Plan]) -> Iterator[Plan]:
         yield part
 
 
-def outermost_first(chain: Sequence[Plan]) -> list[Plan]:
-    """Return the layers so that one in whose name another's begins is before that."""
-    return sorted(parts_of(chain), key=lambda part: part["name"].count("."))
+def weights_in(arrays: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield the names of the initial values: whole, of their layer, and of what they are in it."""
+    for name in arrays:
+        layer, dot, word = name.rpartition(".")
+        if dot:
+            yield name, layer, word
+
+
+@dataclass(frozen=True)
+class Places:
+    """How modules of a framework lie in one another: what is at a word in one, and a new one there.
+
+    `at` returns None where nothing is; `group` makes what names with dots lie in.
+    """
+
+    at: Callable[[Any, str], Any]
+    put: Callable[[Any, str, Any], object]
+    group: Callable[[], Any]
+
+    def of(self, net: Any, name: str) -> Any:
+        """Return the module of a name with dots."""
+        for word in name.split("."):
+            net = self.at(net, word)
+        return net
+
+    def fill(self, net: Any, chain: Sequence[Plan], made: Callable[[Plan], Any]) -> None:
+        """Put what is made of each layer of a chain at the place of its name."""
+        # one in whose name another's begins is before that
+        for part in sorted(parts_of(chain), key=lambda part: part["name"].count(".")):
+            *path, last = part["name"].split(".")
+            place = net
+            for word in path:
+                if self.at(place, word) is None:
+                    self.put(place, word, self.group())
+                place = self.at(place, word)
+            self.put(place, last, made(part))
 
 
 def moved(plan: Plan, value: Any, states: Any, grad: Any, rate: Any, step: Any) -> tuple[Any, Any]:

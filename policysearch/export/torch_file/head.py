@@ -15,10 +15,7 @@ HEAD = '''\
 `remove_policy(module)` takes it off again; `check(module, inputs, targets)` tells whether a
 gradient that torch.compile changes is changed without the policy too.
 """
-# Written by policysearch from the policy $name with digest
-# $digest
-$notes# What this file does not do as the policy says:
-$losses
+$head
 
 import contextlib
 import copy

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from string import Template
+
+from policysearch.export.levels import head
 from policysearch.export.torch_file.applying import APPLYING
 from policysearch.export.torch_file.calls import CALLS
 from policysearch.export.torch_file.head import HEAD
 from policysearch.export.torch_file.loops import LOOPS
-from policysearch.export.torch_file.scaler import SCALER
-from policysearch.values import printable
+from policysearch.export.torch_file.scaler import SCALER, scaler_values
+from policysearch.policy.policy import Policy
 
 CHECKING = '''\
 
@@ -167,6 +171,19 @@ more often. Here the optimizer's state, where it is bfloat16 too, is rounded so 
 """
 
 
-def comment(text: str) -> str:
-    """Return `text` on one line, as it is seen: a name from a file must not end a comment."""
-    return printable(" ".join(text.split()))
+def file_of(
+    running: Policy,
+    asked: Policy,
+    notes: Sequence[str],
+    losses: Sequence[str],
+    parts: Sequence[str],
+    **given: object,
+) -> str:
+    """Return the text of the file of a running policy: the parts that it needs more, filled in."""
+    return Template("".join((TEMPLATE, *parts))).substitute(
+        head=head(asked, notes, losses, "torch"),
+        power_of_two=running.scaling.power_of_two,
+        state=running.optimizer_state,
+        **scaler_values(running.loss_scale),
+        **given,
+    )
