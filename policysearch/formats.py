@@ -2,7 +2,7 @@
 
 Sources: IEEE 754-2019 (float16, float32); OCP 8-bit Floating Point Specification (OFP8) rev. 1.0
 table 1 (float8_e4m3fn, float8_e5m2); OCP Microscaling Formats (MX) v1.0 table 1 (float6, float4);
-arXiv 2409.16626 (hifloat8, of Huawei's Ascend).
+arXiv 2409.16626 (hifloat8, of Huawei's Ascend). int8 is symmetric, as quantisers have it.
 """
 
 from __future__ import annotations
@@ -116,6 +116,7 @@ FORMATS: dict[str, Format] = {
         Format("float6_e2m3fn", 2, 3, "none"),
         Format("float6_e3m2fn", 3, 2, "none"),
         Format("float4_e2m1fn", 2, 1, "none"),
+        Format("int8", 1, 6, "none", own_bias=-5),
         Format("hifloat8", 5, 3, "ieee", 8, ((3, 3), (7, 2), (15, 1), (22, 0)), 32768.0, "away"),
     )
 }
