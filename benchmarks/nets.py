@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
+from policysearch import load_study
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.graph import FloatArray, Graph
 from policysearch.nn.chain import Chain
@@ -23,6 +25,18 @@ from policysearch.rounding.rounder import Fast
 from policysearch.train.feeding import feed_scalars
 from policysearch.train.step import trace_step
 
+STUDIES = ("mlp-digits", "gpt-sums")
+"""Shipped studies whose nets are timed alone, beside nothing else."""
+
+
+def of_study(name: str) -> Chain:
+    """Return the net of a shipped study."""
+    task = load_study(f"studies/{name}.toml").task
+    model = task.build_model(task.load_dataset())
+    assert isinstance(model, Chain)
+    return model
+
+
 NETS: dict[str, Callable[[], Chain]] = {
     "mlp": lambda: mlp((784, 512, 512, 10)),
     "lenet5": lenet5,
@@ -33,6 +47,7 @@ ALL_NETS: dict[str, Callable[[], Chain]] = {
     "deep": lambda: transformer((1, 32, 32), 10, 256, (1024,) * 6, 8),
     "resnet": lambda: resnet((3, 8, 8), 10),
     "gpt": lambda: gpt((32,), 64, 64, (256, 256), 4),
+    **{name: partial(of_study, name) for name in STUDIES},
 }
 """With those that are timed beside torch alone, for who asks for them."""
 TWINS: dict[str, Callable[[], Chain]] = {
@@ -47,6 +62,7 @@ TITLES = {
     "deep": "transformer of 6 blocks (32 tokens of width 256, 8 heads)",
     "resnet": "ResNet-18 of widths 8 to 64 (8 x 8 images)",
     "gpt": "GPT of 2 blocks (32 of 64 tokens, width 64, 4 heads)",
+    **{name: f"net of studies/{name}.toml" for name in STUDIES},
 }
 BATCHES = (16, 64, 256)
 
@@ -56,13 +72,13 @@ EVERYWHERE = "float8_e4m3fn"
 
 
 def policy_of(model: Chain, name: str, accumulator: str = "float32") -> Policy:
-    """Return a uniform preset without tensor scaling, its products summed by `accumulator`."""
+    """Return a preset, its products summed by `accumulator`; uniform ones are not scaled."""
     made = preset("float8" if name == EVERYWHERE else name, model.layer_names)
     layers = made.layers
     if name == EVERYWHERE:
         layers = tuple((layer, LayerPolicy(name, name, name, name)) for layer in model.layer_names)
     layers = tuple((layer, replace(row, accumulator=accumulator)) for layer, row in layers)
-    return replace(made, layers=layers, scaling=Scaling())
+    return replace(made, layers=layers, scaling=made.scaling if "." in name else Scaling())
 
 
 def step_graph(model: Chain, policy: Policy, batch: int) -> Graph:

@@ -19,6 +19,7 @@ from benchmarks.nets import (
     BATCHES,
     EVERYWHERE,
     NETS,
+    STUDIES,
     TITLES,
     batch_of,
     our_step,
@@ -42,6 +43,7 @@ from policysearch.products.product import compiled_available as exact_available
 from policysearch.rounding.rounder import Fast, fast_ways
 
 EMULATED = ("bfloat16", "float16", "float8")
+RECIPES = ("te.current", "te.delayed", "te.mxfp8", "te.nvfp4")
 EXACT = "tensor_core.h100"
 OURS = ("ours, numpy", "ours, C")
 PEERS = ("qtorch", "pychop", "pychop torch", "gfloat")
@@ -68,7 +70,7 @@ def ours(model: Chain, batch: int) -> list[Candidate]:
     for code, fast in zip(OURS, ways, strict=True):
         if fast not in fast_ways():
             continue
-        for name in ("float32", *EMULATED, EVERYWHERE):
+        for name in ("float32", *EMULATED, EVERYWHERE, *RECIPES):
             made.append(Candidate(code, name, our_step(model, name, batch, fast=fast)))
         scaled = our_step(model, "float16", batch, fast=fast, loss_scale=True)
         made.append(Candidate(code, "float16, loss scale", scaled))
@@ -212,8 +214,9 @@ def main() -> None:
     for net in given.nets:
         for batch in given.batches:
 
-            def build(model: Chain, batch: int = batch) -> list[Candidate]:
-                made = ours(model, batch) + others(model, batch, peers)
+            def build(model: Chain, batch: int = batch, net: str = net) -> list[Candidate]:
+                made = ours(model, batch)
+                made += [] if net in STUDIES else others(model, batch, peers)
                 pin_one_thread()
                 return made
 

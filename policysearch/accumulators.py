@@ -45,13 +45,15 @@ class Unit:
     """How a tensor core sums products of the operand formats `operands`, as named in formats.
 
     `group` products are summed at once with `fraction_bits`; `result` is the format of the
-    running sum: float32, or e8m13 (float32 with ten bits of the mantissa dropped).
+    running sum: float32, or e8m13 (float32 with ten bits of the mantissa dropped). Of a group,
+    `exact` products at a time are summed exactly first, and aligned by their scales alone.
     """
 
     operands: tuple[str, ...]
     group: int
     fraction_bits: int
     result: str = "float32"
+    exact: int = 0
 
 
 ARCHITECTURES: dict[str, tuple[Unit, ...]] = {
@@ -61,6 +63,14 @@ ARCHITECTURES: dict[str, tuple[Unit, ...]] = {
     "h100": (Unit(HALF, 16, 25), Unit(("tfloat32",), 8, 25), Unit(EIGHT, 32, 13, "e8m13")),
     "b200": (Unit(HALF, 16, 25), Unit(("tfloat32",), 8, 25), Unit((*EIGHT, *_SMALL), 32, 25)),
 }
+
+BLOCK_SCALED: dict[str, tuple[Unit, ...]] = {
+    "b200": (
+        Unit(("float4_e2m1fn",), 64, 35, exact=16),
+        Unit((*EIGHT, *_SMALL), 32, 25),
+    )
+}
+"""Units that take a scale for every block of their operands: kinds mxf4nvf4 and mxf8f6f4."""
 
 _BLAS = "no tensor core sums in this order: float32 BLAS, rounded once at the output"
 _FLOAT16 = (
@@ -73,7 +83,7 @@ _CHUNKED = (
 )
 _TENSOR_CORE = (
     "the order in which a kernel visits tiles along the contraction (split-k, stream-k, other "
-    "convolution algorithms) and its epilogue; block scales inside the tensor core"
+    "convolution algorithms) and its epilogue"
 )
 
 

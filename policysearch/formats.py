@@ -2,7 +2,7 @@
 
 Sources: IEEE 754-2019 (float16, float32); OCP 8-bit Floating Point Specification (OFP8) rev. 1.0
 table 1 (float8_e4m3fn, float8_e5m2); OCP Microscaling Formats (MX) v1.0 table 1 (float6, float4);
-arXiv 2409.16626 (hifloat8, of Huawei's Ascend).
+arXiv 2409.16626 (hifloat8, of Huawei's Ascend). int8 is symmetric, as quantisers have it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Format:
     (largest absolute exponent, mantissa bits) pairs, each with one bit less than the last, and
     `largest` is the largest finite number. `ties` says where rounding to nearest takes a tie in
     this format's own hardware: "away" makes the mode "nearest_even" mean "nearest_away".
+    `own_bias` is the exponent's where it has not the usual. One exponent bit makes integers.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Format:
     taper: tuple[tuple[int, int], ...] = ()
     largest: float = 0.0
     ties: Literal["even", "away"] = "even"
+    own_bias: int | None = None
 
     @property
     def bits(self) -> int:
@@ -51,6 +53,8 @@ class Format:
 
     @property
     def bias(self) -> int:
+        if self.own_bias is not None:
+            return self.own_bias
         return int(2 ** (self.exponent_bits - 1)) - 1
 
     @property
@@ -112,17 +116,13 @@ FORMATS: dict[str, Format] = {
         Format("float6_e2m3fn", 2, 3, "none"),
         Format("float6_e3m2fn", 3, 2, "none"),
         Format("float4_e2m1fn", 2, 1, "none"),
-        Format(
-            "hifloat8",
-            5,
-            3,
-            storage_bits=8,
-            taper=((3, 3), (7, 2), (15, 1), (22, 0)),
-            largest=32768.0,
-            ties="away",
-        ),
+        Format("int8", 1, 6, "none", own_bias=-5),
+        Format("hifloat8", 5, 3, "ieee", 8, ((3, 3), (7, 2), (15, 1), (22, 0)), 32768.0, "away"),
     )
 }
+
+UINT16 = Format("uint16", 1, 15, "none", storage_bits=16, own_bias=-14)
+"""What 16 bits of a number are kept in beside the others; nothing is computed in it."""
 
 _CUSTOM = re.compile(r"e([2-8])m([1-9]|1[0-9]|2[0-3])(fn)?")
 
@@ -135,8 +135,8 @@ def format_named(name: str) -> Format:
     Raises InputError for anything else, and for a format with numbers that float32 has not.
     """
     if isinstance(name, str):
-        if name in FORMATS:
-            return FORMATS[name]
+        if name in FORMATS or name == UINT16.name:
+            return FORMATS.get(name, UINT16)
         if spelled := _CUSTOM.fullmatch(name):
             own = Format(name, int(spelled[1]), int(spelled[2]), "nan" if spelled[3] else "ieee")
             check_fits_float32(own)
@@ -151,7 +151,7 @@ def format_named(name: str) -> Format:
 def check_fits_float32(fmt: Format) -> None:
     """Raise InputError unless every number of `fmt` is one of float32."""
     exponent, mantissa = fmt.exponent_bits, fmt.mantissa_bits
-    if not (2 <= exponent <= 8 and 1 <= mantissa <= 23):
+    if not (1 <= exponent <= 8 and 1 <= mantissa <= 23):
         raise InputError(
             f"format {fmt.name}: {exponent} exponent and {mantissa} mantissa bits; "
             "expected 2 to 8 and 1 to 23"

@@ -74,7 +74,7 @@ def other(path: Path) -> Any:
     if isinstance(old, bool):
         return not old
     if isinstance(old, (int, float)):
-        return old + 1 if isinstance(old, int) else old / 2
+        return old + 1 if isinstance(old, int) else old / 2 or 1.0
     if old is None and isinstance(owner, Products):
         product = Product(Operand("bfloat16"), Operand("float8_e5m2"))
         return product

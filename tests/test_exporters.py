@@ -13,6 +13,7 @@ from policysearch.export.targets import Target, targets
 from policysearch.formats import Rounding
 from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.normal_forms import in_full, normal
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import LayerPolicy, Phase, Policy, RoleRounding, uniform_layer
 from policysearch.policy.presets import PRESETS, preset
@@ -140,6 +141,20 @@ def test_no_field_is_dropped_unsaid(target: Target, field: tuple[str, str]) -> N
     """The file is another, or a line says that it is not."""
     before, after = PAIRS[field]
     assert _told(target, before) != _told(target, after)
+
+
+@over_targets
+@pytest.mark.parametrize("field", ["margin", "top", "power_of_two"])
+def test_a_scale_of_its_own_is_not_dropped_unsaid(target: Target, field: str) -> None:
+    """Of tensors in float8, where they are scaled there at all."""
+    net = mlp((64, 64, 32), activation="tanh")
+    plain = preset("te.current", net.layer_names)
+    changed: Any = {field: True if field == "power_of_two" else 4}
+    asked = replace(plain, scaling=Scaling("current", **changed))
+    there = normal(target.runs(asked, net))
+    said = [operand.scaling for row in in_full(there, "fc1").values() for operand in row.operands]
+    kept = all(row is None or row == asked.scaling for row in said)
+    assert kept or target.losses(asked, net) != target.losses(plain, net)
 
 
 @over_targets

@@ -1,4 +1,4 @@
-"""Moments apart, moments in blocks with scales, Kahan sums: trained, priced, searched, said."""
+"""Moments apart or in blocks, Kahan sums, remainders: trained, priced, searched, said."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from policysearch.emulator.compile import Step, compile_graph
 from policysearch.export.targets import target_named, targets
 from policysearch.graph import FloatArray, Graph
 from policysearch.nn.models import mlp
+from policysearch.ops.kept_state import joined_halves, lower_half
 from policysearch.ops.source import LEARNING_RATE, STEP_NUMBER
 from policysearch.optimizers.optimizer import Optimizer, rules
 from policysearch.policy.policy import (
@@ -25,7 +26,7 @@ from policysearch.policy.policy import (
     uniform_layer,
 )
 from policysearch.policy.presets import preset
-from policysearch.rewrite.kept_state import LOST, SCALE
+from policysearch.rewrite.kept_state import LOST, REMAINDER, SCALE
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.space.encoding import Encoding
 from policysearch.space.model_space import make_space
@@ -150,12 +151,59 @@ def test_kahan_sums_keep_what_rounding_loses() -> None:
     assert 0 < moved < 6 and kept > 0  # most single updates are below half a unit
 
 
+def te_split(whole: FloatArray) -> tuple[FloatArray, Any]:
+    """Return what `AdamFunctorMasterParamRemainder` of Transformer Engine stores, in int16."""
+    bits = whole.view(np.uint32)
+    rest = (bits & 0xFFFF).astype(np.uint16).view(np.int16)
+    kept = (bits >> 16).astype(np.uint16).view(np.int16) + (rest < 0).astype(np.int16)
+    return (kept.view(np.uint16).astype(np.uint32) << 16).view(np.float32), rest
+
+
+def te_joined(kept: FloatArray, rest: Any) -> FloatArray:
+    half = (kept.view(np.uint32) >> 16).astype(np.uint16).view(np.int16) - (rest < 0)
+    bits = half.astype(np.int16).view(np.uint16).astype(np.uint32) << 16
+    return np.asarray((bits | rest.view(np.uint16)).view(np.float32))
+
+
+def test_a_parameter_and_its_remainder_are_the_bits_of_float32() -> None:
+    """As Transformer Engine's kernel: split, undo the rounding, update in float32, split."""
+    bits = np.random.default_rng(1).integers(0, 2**32, 2**20, dtype=np.uint32)
+    bits[: 2**17] = np.arange(2**17) + 0x3F80_0000  # every lower half, ties too
+    whole = bits.view(np.float32)[np.isfinite(bits.view(np.float32))]
+    kept, rest = te_split(whole)
+    low_half = rest.view(np.uint16).astype(np.float32)
+    np.testing.assert_array_equal(lower_half.forward([whole], {}), low_half)
+    joined = np.asarray(joined_halves.forward([kept, low_half], {}))
+    np.testing.assert_array_equal(joined.view(np.uint32), whole.view(np.uint32))
+
+    _, step = watched(stored_low(compensation="remainder"))
+    name, rate = "fc1.weight", 2.0**-14
+    p = low(step.arrays[name])
+    step.arrays[name][...] = p
+    step.arrays[LEARNING_RATE][...] = rate
+    m = v = np.zeros_like(p)
+    for n in range(1, 7):
+        step.arrays[STEP_NUMBER][...] = n
+        step.forward_backward()
+        grad = step.value(f"grad:{name}").copy()
+        step.apply_updates()
+        m, v = ported_moments(m, v, grad)
+        p = ported_step(p, m, v, rate, n)
+        kept, rest = te_split(p)
+        np.testing.assert_array_equal(step.arrays[name], kept)
+        left = step.arrays[f"{name}{REMAINDER}"].astype(np.uint16).view(np.int16)
+        np.testing.assert_array_equal(left, rest)
+        np.testing.assert_array_equal(te_joined(kept, left), p)
+    assert np.unique(rest).size > 1000 and (rest < 0).any()
+
+
 def test_a_compensated_parameter_follows_the_masters_where_a_rounded_one_stands_still() -> None:
     rate, far = 2.0**-14, {}
     policies = {
         "masters": policy_of(),
         "nearest": stored_low(),
         "kahan": stored_low(compensation="kahan"),
+        "remainder": stored_low(compensation="remainder"),
     }
     for name, policy in policies.items():
         executable = compile_graph(graph_of(policy))
@@ -171,6 +219,7 @@ def test_a_compensated_parameter_follows_the_masters_where_a_rounded_one_stands_
         far[name] = moved + (executable.arrays.get(f"fc1.weight{LOST}", np.float32(0)))
     true = np.linalg.norm(far["masters"])
     assert np.linalg.norm(far["kahan"] - far["masters"]) < 0.1 * true
+    assert np.linalg.norm(far["remainder"] - far["masters"]) < 0.1 * true
     assert np.linalg.norm(far["nearest"] - far["masters"]) > 0.5 * true
 
 
@@ -184,7 +233,11 @@ def test_a_compensated_parameter_follows_the_masters_where_a_rounded_one_stands_
 )
 @pytest.mark.parametrize("fast", ["c", "numpy"])
 def test_every_way_gives_the_bits_of_the_reference(changes: dict[str, Any], fast: Any) -> None:
-    for policy in (policy_of(**changes), stored_low(compensation="kahan", **changes)):
+    for policy in (
+        policy_of(**changes),
+        stored_low(compensation="kahan", **changes),
+        stored_low(compensation="remainder", **changes),
+    ):
         graph = graph_of(policy)
         assert_gives_the_bits_of_the_reference(graph, started(graph, NET), fast)
 
@@ -212,7 +265,8 @@ def test_what_is_kept_is_priced() -> None:
     blocked = kept(policy_of(optimizer_state="float8_e4m3fn", state_block=256))
     assert whole - blocked == 2 * 8192 * 3 - 2 * 4 * 8192 // 256
     bare = kept(stored_low())
-    assert kept(stored_low(compensation="kahan")) - bare == 2 * count
+    for compensation in ("kahan", "remainder"):
+        assert kept(stored_low(compensation=compensation)) - bare == 2 * count
 
 
 def test_digests_and_files_of_before_stay() -> None:
@@ -234,6 +288,7 @@ def test_what_a_target_does_not_keep_so_is_a_loss(name: str) -> None:
         {"second_moment": "float32"},
         {"state_block": 256, "optimizer_state": "float8_e4m3fn"},
         {"compensation": "kahan"},
+        {"compensation": "remainder"},
     ):
         policy = replace(plain, **changes)
         running = there.runs(policy, NET)
@@ -250,7 +305,7 @@ SECTION = SpaceSection(
     optimizer_states=("float32", "bfloat16", "float8_e4m3fn"),
     second_moments=("same", "float32", "bfloat16"),
     state_blocks=(0, 256),
-    compensations=("none", "kahan"),
+    compensations=("none", "kahan", "remainder"),
     granularity="net",
 )
 
@@ -270,9 +325,10 @@ def test_forms_of_storage_are_searched_and_one_where_they_do_nothing() -> None:
     assert all(len(digests) == 1 for digests in by_row.values())
     assert all(len(rows) == 1 for rows in by_policy.values())
     low = {f"format.{group.name}": "bfloat16" for group in space.groups}
-    kept = space.policy(low | {"master_weights": False, "compensation": "kahan"})
-    assert kept.compensation == "kahan" and "kahan" in kept.name
-    assert space.policy(low | {"compensation": "kahan"}).compensation == "none"
+    for name in ("kahan", "remainder"):
+        kept = space.policy(low | {"master_weights": False, "compensation": name})
+        assert kept.compensation == name and name in kept.name
+        assert space.policy(low | {"compensation": name}).compensation == "none"
     blocks = low | {"optimizer_state": "float8_e4m3fn", "state_block": 256}
     assert space.policy(blocks).state_block == 256
     assert space.policy({**blocks, "optimizer_state": "bfloat16"}).state_block == 0

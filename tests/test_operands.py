@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from policysearch.nn.models import mlp, transformer
@@ -29,6 +32,10 @@ KINDS: dict[str, tuple[str, ...]] = {
     "128 sq": ("float8_e4m3fn", "128 x 128", POWER, "nearest_even", "-"),
     "ds": ("float8_e4m3fn", "1 x 128", "float32", "nearest_even", "-"),
     "ds sq": ("float8_e4m3fn", "128 x 128", "float32", "nearest_even", "-"),
+    "int8": ("int8", "1 x 128", "float32", "nearest_even", "-"),
+    "int8 sq": ("int8", "128 x 128", "float32", "nearest_even", "-"),
+    "hif8": ("hifloat8", "1 x 128", "float32", "nearest_even", "-"),
+    "hif8 sq": ("hifloat8", "128 x 128", "float32", "nearest_even", "-"),
     "nv": ("float4_e2m1fn", "1 x 16", TWO, "nearest_even", "-"),
     "nv sq": ("float4_e2m1fn", "16 x 16", TWO, "nearest_even", "-"),
     "nv row": ("float4_e2m1fn", "1 x 16", f"{TWO} per row", "nearest_even", "-"),
@@ -38,40 +45,30 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 
 # fprop (input, weight), dgrad (gradient, weight), wgrad (gradient, input); "<" is the forward copy.
-READ = {
-    # torchao float8/config.py: Float8LinearConfig() and from_recipe_name
-    "float8": "e4m3 e4m3 | e5m2 e4m3 | e5m2 e4m3",
-    "torchao.tensorwise": "e4m3 e4m3 | e5m2 e4m3 | e5m2 e4m3",
-    "torchao.rowwise": "row row | row row | row row",
-    "torchao.rowwise_with_gw_hp": "row row | row whole | bf16 bf16",
-    # Transformer Engine common/recipe/__init__.py
-    "te.current": "e4m3 e4m3 | e5m2 e4m3 | e5m2 e4m3",
-    "te.delayed": "e4m3_late e4m3_late | e5m2_late e4m3_late | e5m2_late e4m3_late",
-    "te.mxfp8": "mx mx | mx mx | mx mx",
-    "te.nvfp4": "nv nv_sq | nv_sr nv_sq | nv_sr_rht nv_rht",
-    "te.float8_block": "128 128_sq | 128 128_sq | 128 128",
-    # OCP Microscaling Formats v1.0; DeepSeek-V3, section 3.3
-    "ocp.mxfp8": "ocp ocp | ocp ocp | ocp ocp",
-    "deepseek.v3": "ds ds_sq | ds ds_sq | ds ds",
-    # Transformer Engine custom_recipes/quantizer_factory_zoo.py
-    "te.high_precision_fwd_mxfp8_bwd": "bf16 bf16 | mx mx | mx mx",
-    "te.mxfp8_fwd_nvfp4_bwd": "mx mx | nv_sr <nv | nv_sr_rht nv_rht",
-    "te.nvfp4_1d_weight": "nv nv | nv_sr <nv | nv_sr_rht nv_rht",
-    "te.mxfp8_fwd_high_precision_bwd": "mx mx | bf16 <bf16 | bf16 <bf16",
-    "te.nvfp4_row_scaled_fwd_mxfp8_bwd": "nv_row nv | mx <mx | mx <mx",
-    "te.nvfp4_row_scaled_fwd_high_precision_bwd": "nv_row nv | bf16 <bf16 | bf16 <bf16",
-}
+COPY = "copy: "
+
+
+def _read() -> dict[str, list[list[str]]]:
+    """Return the table of docs/lab/presets.md: what the products of each preset read, in words.
+
+    fprop (input, weight), dgrad (gradient, weight), wgrad (gradient, input).
+    """
+    text = (Path(__file__).parents[1] / "docs" / "lab" / "presets.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([\w.]+)` \|(?:[^|\n]*)\|(.+)\|[^|\n]+\|$", text, re.MULTILINE)
+    return {name: [cell.strip().split(", ") for cell in cells.split("|")] for name, cells in rows}
+
+
+READ = _read()
 TENSORS = {"fprop": ("input", "weight"), "dgrad": ("gradient", "weight")}
 
 
 def expected(name: str) -> list[tuple[str, ...]]:
     found = []
-    products = zip(("fprop", "dgrad", "wgrad"), READ[name].split(" | "), strict=True)
-    for role, product in products:
+    for role, words in zip(("fprop", "dgrad", "wgrad"), READ[name], strict=True):
         tensors = TENSORS.get(role, ("gradient", "input"))
-        for tensor, word in zip(tensors, product.split(), strict=True):
-            source = "forward copy" if word.startswith("<") else "tensor"
-            kind = KINDS[word.removeprefix("<").replace("_", " ")]
+        for tensor, word in zip(tensors, words, strict=True):
+            source = "forward copy" if word.startswith(COPY) else "tensor"
+            kind = KINDS[word.removeprefix(COPY)]
             found.append((role, tensor, source, *kind))
     return found
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import en_dtypes
 import numpy as np
 import pytest
 
@@ -158,13 +159,30 @@ def test_only_gradients_are_rounded_stochastically() -> None:
             assert float(off.abs().max()) < 2.0 and abs(float(off.mean())) < 1e-3
 
 
+def cast(scaled: Any, name: str) -> Any:
+    """Round to the nearest number of the format, by torch's own dtypes where it has them."""
+    if name == "int8":
+        return scaled.round().to(torch.int8).float()
+    if name == "hifloat8":
+        there = scaled.numpy().astype(en_dtypes.hifloat8).astype(np.float32)
+        return torch.from_numpy(np.copysign(there, scaled.numpy()))
+    return to_fp4(scaled) if name == "float4_e2m1fn" else scaled.to(getattr(torch, name)).float()
+
+
 @pytest.mark.parametrize("power_of_two", [False, True])
 @pytest.mark.parametrize("square", [False, True])
-@pytest.mark.parametrize("name", [E4M3, "float8_e5m2"])
-def test_blocks_of_128(power_of_two: bool, square: bool, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "top"), [(E4M3, 448), ("float8_e5m2", 57344), ("int8", 127), ("hifloat8", 15)]
+)
+def test_blocks_of_128(power_of_two: bool, square: bool, name: str, top: float) -> None:
     """`compute_scale_from_amax`: max / amax, its mantissa cut off for a power of two."""
-    x, top = values(5)[:, :1024], format_named(name).max
-    scaling = Scaling("blocks", power_of_two=power_of_two, weights="squares" if square else "rows")
+    x = values(5)[:, :1024]
+    scaling = Scaling(
+        "blocks",
+        power_of_two=power_of_two,
+        weights="squares" if square else "rows",
+        top=0.0 if top == format_named(name).max else top,
+    )
     found, inverse = quantised(x, scaling, name, weight=square)
     assert found.size >= 10**6
     given = torch.from_numpy(x)
@@ -176,13 +194,13 @@ def test_blocks_of_128(power_of_two: bool, square: bool, name: str) -> None:
     if power_of_two:
         scale = (scale.view(torch.int32) & 0x7F800000).view(torch.float32)
     scaled = torch.clamp(given * scale.repeat_interleave(128, 1), -top, top)
-    same(found, scaled.to(getattr(torch, name)).float())
+    same(found, cast(scaled, name))
     same(inverse.repeat(128, 0) if square else inverse, 1.0 / scale)
 
 
 @pytest.mark.parametrize("square", [False, True])
 @pytest.mark.parametrize("recipe", ["mx", "mx_rceil"])
-@pytest.mark.parametrize("name", [E4M3, "float8_e5m2", "float4_e2m1fn"])
+@pytest.mark.parametrize("name", [E4M3, "float8_e5m2", "float4_e2m1fn", "int8"])
 def test_mx_in_rows_and_squares(square: bool, recipe: str, name: str) -> None:
     """Rounded down as OCP has it, or `float_to_e8m0(amax * (1 / max))`, on every block."""
     x, row = values(6)[:, :1024], format_named(name)
@@ -199,8 +217,7 @@ def test_mx_in_rows_and_squares(square: bool, recipe: str, name: str) -> None:
         power = torch.ceil(torch.log2((amax * torch.tensor(1.0 / row.max)).double()))
     scale = torch.pow(2.0, power.clamp(-127, 127)).float()
     scaled = torch.clamp(given / scale.repeat_interleave(32, 1), -row.max, row.max)
-    rounded = to_fp4(scaled) if row.bits == 4 else scaled.to(getattr(torch, name)).float()
-    same(found, rounded)
+    same(found, cast(scaled, name))
     same(scales.repeat(32, 0) if square else scales, scale)
 
 

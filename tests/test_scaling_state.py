@@ -14,23 +14,27 @@ from policysearch.cost.stacks import STACKS
 from policysearch.cost.time import step_time
 from policysearch.data.datasets import load_dataset
 from policysearch.emulator.compile import compile_graph
-from policysearch.formats import Rounding
+from policysearch.formats import Rounding, format_named
 from policysearch.graph import Graph, size
 from policysearch.nn.models import mlp
 from policysearch.ops.builder import Builder
 from policysearch.ops.catalogue import OPS
+from policysearch.ops.dense import transposed
 from policysearch.ops.source import INVERSE_SCALE, LOSS_SCALE, own
 from policysearch.optimizers.optimizer import Optimizer
-from policysearch.policy.policy import LayerPolicy, Phase, uniform_layer
+from policysearch.policy.policy import LayerPolicy, Phase, uniform_layer, with_accumulator
 from policysearch.policy.presets import preset
 from policysearch.policy.products import Operand, Product, Products
 from policysearch.policy.scaling import Recipe, Scaling
+from policysearch.products.tensor_cores import tensor_core
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rewrite.scaling_pass import Asked, ScalingPass
+from policysearch.rounding.rounder import quantise
 from policysearch.train.step import trace_forward, trace_step
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer
 from policysearch.values import InputError
+from tests.emulated_steps import assert_gives_the_bits_of_the_reference, started
 from tests.scaled_steps import E4M3, FP4, HYBRID, NETS, fill, policy_of, step_of
 
 
@@ -166,6 +170,40 @@ def test_one_scaled_operand_is_divided_out_alone() -> None:
     assert scales == {"fprop": 2, "dgrad": 1, "wgrad": 1}
 
 
+@pytest.mark.parametrize("name", ["te.mxfp8", "te.nvfp4"])
+def test_scales_of_blocks_go_into_an_exact_accumulator(name: str) -> None:
+    """The product of a step is that of its operands and of their scales as they are stored."""
+    model = NETS["mlp"]
+    policy = with_accumulator(preset(name, model.layer_names), "tensor_core.b200")
+    graph = step_of(model, policy)
+    node = next(n for n in graph.nodes if n.op.name == "matmul_blocks" and n.role == "dgrad")
+    reads = {str(k): i for k, i in enumerate((node.id, *node.inputs[:4]))}
+    watched = replace(graph, outputs=(*graph.outputs, *reads.items()))
+    assert_gives_the_bits_of_the_reference(watched, started(watched, model), "c")
+    step = compile_graph(watched)
+    fill(step, started(watched, model))
+    step.forward_backward()
+    found, *operands = (step.value(name).copy() for name in reads)
+    spread = [
+        scales.repeat(block, axis).repeat(across[-1] if across else 1, across[0] if across else 0)
+        for scales, (_, axis, block, *across) in zip(
+            operands[2:], node.attributes["blocks"], strict=True
+        )
+    ]
+    left, right = transposed(operands[0], operands[1], node.attributes)
+    of_left, of_right = transposed(
+        spread[0][: operands[0].shape[0], : operands[0].shape[1]],
+        spread[1][: operands[1].shape[0], : operands[1].shape[1]],
+        node.attributes,
+    )
+    first, second, scale = (format_named(graph.nodes[i].format) for i in node.inputs[:3])
+    exact = tensor_core("b200", first, second, scale=scale)
+    out = np.empty(found.shape, np.float32)
+    exact.matmul(left, right, out, (of_left, of_right))
+    assert exact.exact == (16 if name == "te.nvfp4" else 0) and np.abs(found).max() > 0
+    np.testing.assert_array_equal(found, quantise(out, format_named(node.format)))
+
+
 def test_a_recipe_that_does_not_fit_is_refused() -> None:
     model = NETS["mlp"]
     policy = policy_of(model, "mx", replace(E4M3, accumulator="tensor_core.h100"))
@@ -173,6 +211,14 @@ def test_a_recipe_that_does_not_fit_is_refused() -> None:
         InputError, match=r"layer 'fc1': accumulator 'tensor_core.h100' with scales of blocks"
     ):
         step_of(model, policy)
+    there = replace(E4M3, accumulator="tensor_core.b200")
+    with pytest.raises(InputError, match="powers of two"):
+        step_of(model, policy_of(model, "blocks", there))
+    mixed = Product(Operand("float8_e4m3fn"), Operand("float8_e4m3fn", scaling=Scaling("current")))
+    with pytest.raises(InputError, match="expected a matrix product of two operands in blocks"):
+        step_of(model, policy_of(model, "mx", replace(there, products=Products(fprop=mixed))))
+    with pytest.raises(InputError, match=r"layer 'conv\d': .* expected a matrix product of two"):
+        step_of(NETS["convolutions"], policy_of(NETS["convolutions"], "mx", there))
     b = Builder()
     x = b.emit(OPS["data"], attrs={"shape": (4, 4)}, name="x")
     odd = b.nodes[b.emit(replace(OPS["matmul"], name="outer"), x, x, layer="fc9")]

@@ -186,6 +186,20 @@ def test_rounding_by_chance_swamps_nothing(digits: Dataset) -> None:
     assert train(TASK, chance, 0, dataset=digits).swamped.projected == 0.0
 
 
+@pytest.mark.parametrize("compensation", ["kahan", "remainder"])
+def test_what_is_kept_beside_a_parameter_is_not_swamped(compensation: Any, digits: Dataset) -> None:
+    task = replace(TASK, optimizer="adamw", learning_rate=1e-5, weight_decay=1.0)
+    model = task.build_model(digits)
+    bare = stored_in(model, "bfloat16")
+    kept = replace(bare, compensation=compensation)
+    lost, left = (train(task, policy, 0, dataset=digits) for policy in (bare, kept))
+    assert lost.swamped.projected > 0.5
+    assert left.swamped.projected == 0.0 and not left.lost
+    wide = train(task, stored_in(model, "float32"), 0, dataset=digits)
+    moved = [np.abs(run.params["fc1.weight"] - wide.params["fc1.weight"]) for run in (left, lost)]
+    assert moved[0].mean() < moved[1].mean()
+
+
 def test_a_step_that_is_skipped_has_no_update(digits: Dataset) -> None:
     model = TASK.build_model(digits)
     policy = replace(preset("apex.O3", model.layer_names), loss_scale=LossScale("dynamic", 2.0**24))

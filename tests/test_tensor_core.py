@@ -228,6 +228,43 @@ def test_equals_mma_sim(name: str, fast: Fast) -> None:
     assert [f"{bits:08x}" for bits in _bits(found)] == VECTORS["sums"][name]
 
 
+SCALED_SHAPE = (2, 160, 2)
+
+
+def scaled_case(name: str, seed: int = 0) -> tuple[Array, Array, Array, Array]:
+    """Return operands and the scales of their blocks, as tests/data/mma_sim.json was made from."""
+    left, right, scale, block = name.split()
+    rows, depth, columns = SCALED_SHAPE
+    blocks = depth // int(block)
+
+    def operand(kind: str, shape: tuple[int, int], at: int) -> Array:
+        fmt = format_named(kind)
+        return quantise(vector_operand(fmt, shape, 10 * seed + at), fmt)
+
+    def scales(shape: tuple[int, int], at: int) -> Array:
+        if scale == "float8_e4m3fn":
+            return np.maximum(np.abs(operand(scale, shape, at)), np.float32(2.0**-9))
+        powers = _integers(shape[0] * shape[1], 10 * seed + at) % 13 - 6
+        return np.ldexp(np.float32(1), powers).reshape(shape).astype(np.float32)
+
+    operands = operand(left, (rows, depth), 1), operand(right, (depth, columns), 2)
+    return (*operands, scales((rows, blocks), 3), scales((blocks, columns), 4))
+
+
+@pytest.mark.parametrize("fast", FASTS)
+@pytest.mark.parametrize("name", VECTORS["scaled"])
+def test_scales_of_blocks_equal_mma_sim(name: str, fast: Fast) -> None:
+    """Kinds mxf8f6f4 and mxf4nvf4 of tcgen05.mma, by MMA-Sim's functions for them."""
+    left, right, scale, block = name.split()
+    a, b, of_a, of_b = scaled_case(name)
+    spread = of_a.repeat(int(block), 1), of_b.repeat(int(block), 0)
+    formats = format_named(left), format_named(right)
+    out = np.empty((a.shape[0], b.shape[1]), np.float32)
+    exact = product(ACCUMULATORS["tensor_core.b200"], formats, fast=fast, scale=format_named(scale))
+    exact(a, b, out=out, scales=spread)
+    assert [f"{bits:08x}" for bits in _bits(out)] == VECTORS["scaled"][name]
+
+
 def _dot(name: str, operand: str, terms: list[tuple[float, float]], fast: Fast) -> float:
     a = np.array([[a for a, _ in terms]], np.float32)
     b = np.array([[b] for _, b in terms], np.float32)

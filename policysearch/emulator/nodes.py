@@ -11,6 +11,7 @@ from policysearch.accumulators import accumulator_named
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph, Node
 from policysearch.layout import empty
+from policysearch.ops.block_products import TAKES_SCALES
 from policysearch.ops.composite import INNER_FORMAT
 from policysearch.ops.gather import STEPS
 from policysearch.ops.rounded_arithmetic import SEEN
@@ -38,8 +39,10 @@ def attributes(
     if attrs.get(STEPS) and node.format != "float32":
         attrs[INNER_FORMAT] = node.format
     if node.op.kind == "gemm" and node.accumulator != "float32":
-        left, right = (format_named(graph.nodes[i].format) for i in node.inputs[:2])
-        attrs["product"] = product(accumulator_named(node.accumulator), (left, right), fast=fast)
+        left, right, *scales = (format_named(graph.nodes[i].format) for i in node.inputs)
+        row, of = accumulator_named(node.accumulator), next(iter(scales), None)
+        attrs["product"] = product(row, (left, right), fast=fast, scale=of)
+        attrs[TAKES_SCALES] = row.kind == "tensor_core"
     return attrs
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -296,10 +296,13 @@ def _told(observer: Observer, node: Node, before: Any, after: Any) -> None:
     observer(node, *flat)
 
 
-def _product_on_host(product: Any, left: Any, right: Any, *, out: Any) -> Any:
+def _product_on_host(
+    product: Any, left: Any, right: Any, *, out: Any, scales: Sequence[Any] = ()
+) -> Any:
     """Write a product that no function of torch sums: of a model of hardware, in C."""
     result = np.empty(out.shape, np.float32)
-    product(np.asarray(left), np.asarray(right), out=result)
+    given: dict[str, Any] = {"scales": [np.asarray(each) for each in scales]} if scales else {}
+    product(np.asarray(left), np.asarray(right), out=result, **given)
     out[...] = result
     return out
 

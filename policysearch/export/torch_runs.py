@@ -130,8 +130,8 @@ def why_not(policy: Policy, layer: str, model: Model) -> str:
         if len(spec.shape) == 2 and any(side % MULTIPLE for side in spec.shape):
             sides = " x ".join(map(str, spec.shape))
             return f"torchao wants multiples of {MULTIPLE}, and its weight is {sides}"
-    if policy.scaling.recipe != "current" or policy.scaling.margin:
-        return "torchao scales by the tensor itself, recipe 'current' without a margin"
+    if policy.scaling.recipe != "current" or policy.scaling.margin or policy.scaling.top:
+        return "torchao scales by the tensor itself, recipe 'current' without a margin or a top"
     if not policy.master_weights:
         return "torchao reads float32 parameters"
     if not is_float8(policy.layer(layer)) or "matmul" not in policy.low_precision_ops:

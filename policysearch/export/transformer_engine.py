@@ -169,7 +169,7 @@ def _is_said(operand: Operand) -> bool:
     row = operand.scaling
     if not is_narrow(operand.format):
         return operand.format == "bfloat16" and operand.mode is None
-    if row is None or row.recipe not in RECIPES or operand.mode is not None:
+    if row is None or row.recipe not in RECIPES or row.top or operand.mode is not None:
         return False
     four = row.recipe == "nvfp4"
     fits = operand.format == "float4_e2m1fn" if four else operand.format in EIGHT

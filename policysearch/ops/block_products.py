@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -11,7 +12,18 @@ from policysearch.graph import Attrs, Example, FloatArray, Op
 from policysearch.layout import empty
 from policysearch.ops.block_scale import spread_scales
 from policysearch.ops.conv import conv2d, conv2d_dgrad, conv2d_wgrad
-from policysearch.ops.dense import matmul
+from policysearch.ops.dense import matmul, transposed
+
+TAKES_SCALES = "takes_scales"
+"""The attribute of a product whose accumulator applies the scales of blocks itself."""
+
+
+def _spread(inputs: Sequence[FloatArray], attrs: Attrs) -> tuple[FloatArray, FloatArray]:
+    """Return the scale of every element of both operands, as a product reads them."""
+    found = list(inputs[:2])
+    for (position, *cuts), scales in zip(attrs["blocks"], inputs[2:], strict=True):
+        found[position] = spread_scales(scales, found[position].shape, *cuts)
+    return transposed(found[0], found[1], attrs)
 
 
 def _restored(values: FloatArray, scales: FloatArray, cuts: Sequence[int]) -> FloatArray:
@@ -30,6 +42,9 @@ def _over_blocks(op: Op) -> Op:
 
     def forward(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray | np.float32:
         operands = list(inputs[:2])
+        if attrs.get(TAKES_SCALES):
+            product = partial(attrs["product"], scales=_spread(inputs, attrs))
+            return op.forward(operands, {**attrs, "product": product})
         for (position, *cuts), scales in zip(attrs["blocks"], inputs[2:], strict=True):
             operands[position] = _restored(operands[position], scales, cuts)
         return op.forward(operands, attrs)

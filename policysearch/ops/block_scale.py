@@ -115,7 +115,8 @@ def spread_scales(scales: FloatArray, shape: Shape, *cuts: int) -> FloatArray:
     return scales
 
 
-def _cuts(attrs: Attrs) -> tuple[int, ...]:
+def cuts_of(attrs: Attrs) -> tuple[int, ...]:
+    """Return an axis and the extent of a block along it, and maybe another such pair."""
     return (attrs["axis"], attrs["block"], *attrs.get("across", ()))
 
 
@@ -127,14 +128,19 @@ def _scaled_example(rng: np.random.Generator) -> Example:
     )
 
 
-def _block_cast(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    x, scales, *tensor = inputs
-    one = np.float32(1.0)
+def cast_factors(scales: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    """Return what the values of each block are multiplied by before the cast (see `block_cast`)."""
+    of_blocks, *tensor = scales
     if attrs.get("multiplies"):
-        factors = scales
-    else:
-        factors = np.minimum(one / (scales * (one / tensor[0]) if tensor else scales), LARGEST)
-    return x * spread_scales(factors, x.shape, *_cuts(attrs))
+        return of_blocks
+    one = np.float32(1.0)
+    divisor = of_blocks * (one / tensor[0]) if tensor else of_blocks
+    return np.minimum(one / divisor, LARGEST)
+
+
+def _block_cast(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    x, *scales = inputs
+    return x * spread_scales(cast_factors(scales, attrs), x.shape, *cuts_of(attrs))
 
 
 block_cast = Op(
@@ -153,13 +159,17 @@ multiplies before the cast instead (1 x 128 and 128 x 128 blocks).
 """
 
 
+def dequantised_factors(scales: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    """Return what the values of each block, or of all, are multiplied by after the cast."""
+    if "axis" not in attrs:
+        return np.float32(1.0) / scales[0]
+    return scales[0] * (np.float32(1.0) / scales[1]) if len(scales) > 1 else scales[0]
+
+
 def _dequantised(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     x, *scales = inputs
-    one = np.float32(1.0)
-    if "axis" not in attrs:
-        return x * (one / scales[0])
-    factors = scales[0] * (one / scales[1]) if len(scales) > 1 else scales[0]
-    return x * spread_scales(factors, x.shape, *_cuts(attrs))
+    factors = dequantised_factors(scales, attrs)
+    return x * (spread_scales(factors, x.shape, *cuts_of(attrs)) if "axis" in attrs else factors)
 
 
 dequantise = Op(

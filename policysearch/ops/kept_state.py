@@ -1,7 +1,8 @@
 """What an optimizer keeps below float32 with more than a rounding: scales of blocks, lost parts.
 
 Sources: torchao 0.18 `torchao/optim/subclass_fp8.py` (`quantize_fp8`, `OptimStateFp8`); Kahan
-sums as torchdistx's `AnyPrecisionAdamW` and optimi have them.
+sums as torchdistx's `AnyPrecisionAdamW` and optimi have them; remainders as Transformer Engine's
+`common/multi_tensor/adam.cu` (`AdamFunctorMasterParamRemainder`).
 """
 
 from __future__ import annotations
@@ -104,3 +105,48 @@ kahan_step = update_op("kahan_step", _stepped, 1)
 """(old, gathered): the parameter moved by all of it, rounded where it is stored."""
 kahan_lost = update_op("kahan_lost", _lost, 2)
 """(gathered, old, new): what the rounding of the new parameter has lost."""
+
+HALF, UP = np.int32(0xFFFF), np.int32(0x8000)
+INTEGERS = np.float32(2**23)
+"""From here on float32's numbers are the integers, and its mantissa counts them."""
+
+
+def _joined(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    kept, remainder = inputs
+    low = (remainder + INTEGERS).view(np.int32) & HALF
+    # of a low half from 0x8000 on the kept half was rounded up
+    return (kept.view(np.int32) - ((low & UP) << 1) | low).view(np.float32)
+
+
+def _remainder(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    (whole,) = inputs
+    low: FloatArray = (whole.view(np.int32) & HALF | INTEGERS.view(np.int32)).view(np.float32)
+    return low - INTEGERS
+
+
+def _example_of_halves(rng: np.random.Generator) -> Example:
+    kept = (rng.integers(-(2**14), 2**14, (3, 5)).astype(np.int32) << 16).view(np.float32)
+    return Example((kept, rng.integers(0, 2**16, (3, 5)).astype(np.float32)))
+
+
+joined_halves = Op(
+    "joined_halves",
+    same_shape,
+    _joined,
+    flops=lambda inputs, out, attrs: 3 * size(out),
+    example=_example_of_halves,
+    placement="fp32",
+)
+"""The float32 of which bfloat16, to nearest and ties away from zero, keeps the first half.
+
+Inputs what it keeps, and the lower 16 bits, as a number.
+"""
+lower_half = Op(
+    "lower_half",
+    same_shape,
+    _remainder,
+    flops=lambda inputs, out, attrs: 2 * size(out),
+    example=lambda rng: Example((rng.standard_normal((3, 5)).astype(np.float32),)),
+    placement="fp32",
+)
+"""The lower 16 bits of float32, as a number."""

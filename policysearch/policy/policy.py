@@ -57,7 +57,9 @@ LATER = MappingProxyType(
 LATER_OF_LAYERS = MappingProxyType(
     {"backward": "tensor", "scaling": None, "products": to_plain(Products())}
 )
-LATER_OF_SCALING = MappingProxyType({"weights": "rows", "hadamard": False, "tensor": "whole"})
+LATER_OF_SCALING = MappingProxyType(
+    {"weights": "rows", "hadamard": False, "tensor": "whole", "top": 0.0}
+)
 """Such fields of layers and of the scaling; they are in no file that does not need them."""
 
 
@@ -180,6 +182,8 @@ SECOND_MOMENTS = frozenset(
 )
 """What optimizers call their sums of squares."""
 
+Compensation = Literal["none", "kahan", "remainder"]
+
 AS_STORED = "param"
 """The optimizer's state in the format that its parameter is stored in."""
 
@@ -202,7 +206,8 @@ class Policy(Shown):
     `optimizer_state` is a format, or "param": that in which the state's parameter is stored.
     `second_moment` is another one for what sums squares (v of Adam). States below 16 bits have a
     float32 scale for every `state_block` values, none where that is 0. Where parameters are stored
-    below float32, `compensation` "kahan" keeps beside each, in its format, what rounding has lost.
+    below float32, `compensation` "kahan" keeps beside each, in its format, what rounding has lost;
+    "remainder" the 16 bits of float32 that bfloat16 lacks, which updates read and write whole.
     `optimizer_order`: "fused" computes a whole update in float32 and rounds what it stores;
     "eager" runs operation after operation, each rounded to the tensor it writes, and reads the
     rounded state back. In the eager order the number of an addition (learning rate, weight
@@ -224,7 +229,7 @@ class Policy(Shown):
     optimizer_state: str = "float32"
     second_moment: str = AS_FIRST
     state_block: int = 0
-    compensation: Literal["none", "kahan"] = "none"
+    compensation: Compensation = "none"
     optimizer_order: Literal["fused", "eager"] = "fused"
     optimizer_scalars: Literal["float32", "storage"] = "float32"
     gradient_storage: Literal["computed", "param"] = "computed"
@@ -318,7 +323,8 @@ class Policy(Shown):
         words = ["as its parameters are stored" if state == AS_STORED else state]
         words += [f"second moments {self.second_moment}"] * (self.second_moment != AS_FIRST)
         words += [f"a scale per {self.state_block}"] * bool(self.state_block)
-        return ", ".join(words + ["Kahan sums"] * (self.compensation != "none"))
+        kept = {"none": [], "kahan": ["Kahan sums"], "remainder": ["16-bit remainders"]}
+        return ", ".join(words + kept[self.compensation])
 
     def at_step(self, step: int) -> Policy:
         """Return the policy in force at `step`, with the last phase that began applied."""

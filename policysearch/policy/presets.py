@@ -5,7 +5,8 @@ Sources (docs/presets.md says where they differ): MindSpore 2.10 `mindspore/trai
 `apex/amp/scaler.py`; PyTorch 2.13 `aten/src/ATen/autocast_mode.h` (CUDA lists) and
 `torch/amp/grad_scaler.py`; Transformer Engine d0067d0d `common/recipe/__init__.py` and, of the
 rows of `TE_FACTORIES`, `pytorch/custom_recipes/quantizer_factory_zoo.py`; torchao 36027d82
-`float8/config.py`; DeepSeek-V3, arXiv 2412.19437, section 3.3.
+`float8/config.py`; DeepSeek-V3, arXiv 2412.19437, section 3.3; CANN's ops-nn 1297f177
+`quant/dynamic_block_quant/README.md`.
 """
 
 from __future__ import annotations
@@ -377,6 +378,22 @@ PRESETS: dict[str, Preset] = {
             layer=dataclasses.replace(_E4M3_ONLY, accumulator="chunked:128:float32"),
             optimizer_state="bfloat16",
             scaling=Scaling("blocks", weights="squares"),
+        ),
+        _like(
+            _FLOAT8,
+            "cann.int8_block",
+            "int8 throughout, blocks of 128 (128 x 128 of weights), float32 scales",
+            called="npu_dynamic_block_quant, dst_type int8",
+            layer=uniform_layer("int8"),
+            scaling=Scaling("blocks", weights="squares"),
+        ),
+        _like(
+            _FLOAT8,
+            "cann.hifloat8_block",
+            "hifloat8 in such blocks, their largest value at 15, where hifloat8 is still finest",
+            called="npu_dynamic_block_quant, dst_type hifloat8",
+            layer=uniform_layer("hifloat8"),
+            scaling=Scaling("blocks", weights="squares", top=15.0),
         ),
         *TE_FACTORIES,
         *(

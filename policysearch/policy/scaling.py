@@ -2,7 +2,8 @@
 
 Sources: Transformer Engine `common/recipe/__init__.py` (DelayedScaling, Float8CurrentScaling,
 Float8BlockScaling, MXFP8BlockScaling, NVFP4BlockScaling); torchao `float8/config.py` (tensorwise,
-rowwise); OCP Microscaling Formats (MX) v1.0; DeepSeek-V3 (arXiv 2412.19437, section 3.3).
+rowwise); OCP Microscaling Formats (MX) v1.0; DeepSeek-V3 (arXiv 2412.19437, section 3.3); Ascend's
+CANN, ops-nn 1297f177 `quant/dynamic_block_quant/README.md` (its `dst_type_max` is `top`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,14 @@ Recipe = Literal["none", "current", "delayed", "rowwise", "mx", "mx_rceil", "nvf
 RECIPES: tuple[Recipe, ...] = get_args(Recipe)
 BLOCKS: Mapping[str, int] = MappingProxyType({"mx": 32, "mx_rceil": 32, "nvfp4": 16, "blocks": 128})
 """How many values along the contraction share a scale, by recipe."""
+
+E8M0 = "e8m1"
+"""E8M0 has neither sign nor mantissa; no row has that, and this one holds its powers of two."""
+
+SCALES: Mapping[str, str] = MappingProxyType(
+    {"mx": E8M0, "mx_rceil": E8M0, "nvfp4": "float8_e4m3fn", "blocks": "float32"}
+)
+"""The formats of these scales."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,8 @@ class Scaling:
     128 x 128), so that the forward and the backward product read one copy. `hadamard`: both
     operands of wgrad are turned by a Hadamard transform of 16 with fixed signs before nvfp4 scales
     them. `tensor`: the float32 scale of nvfp4 is of the "whole" operand or of each of its "rows",
-    weights and gradients apart.
+    weights and gradients apart. `top` is what a float32 scale brings the largest value to, 0 the
+    largest number of the format: tapered formats are finest far below that.
     """
 
     recipe: Recipe = "none"
@@ -47,6 +57,7 @@ class Scaling:
     weights: Literal["rows", "squares"] = "rows"
     hadamard: bool = False
     tensor: Literal["whole", "rows"] = "whole"
+    top: float = 0.0
 
     def __post_init__(self) -> None:
         one_of("recipe", self.recipe, RECIPES)
@@ -55,11 +66,13 @@ class Scaling:
         number("history", self.history, 1, 65536)
         one_of("weights", self.weights, ("rows", "squares"))
         one_of("tensor", self.tensor, ("whole", "rows"))
-        if self.power_of_two and self.recipe in ("none", "mx", "mx_rceil", "nvfp4"):
-            raise InputError(
-                f"power_of_two: True with recipe {self.recipe!r}; "
-                "expected a recipe with float32 scales: current, delayed, rowwise or blocks"
-            )
+        number("top", self.top, 0, 2.0**127)
+        for name in ("power_of_two", "top"):
+            if getattr(self, name) and self.recipe in ("none", "mx", "mx_rceil", "nvfp4"):
+                raise InputError(
+                    f"{name}: {getattr(self, name)!r} with recipe {self.recipe!r}; "
+                    "expected a recipe with float32 scales: current, delayed, rowwise or blocks"
+                )
         if self.weights != "rows" and self.recipe not in BLOCKS:
             raise InputError(
                 f"weights: {self.weights!r} with recipe {self.recipe!r}; "
@@ -76,4 +89,5 @@ class Scaling:
         block = BLOCKS.get(self.recipe, 0)
         words = [self.recipe, *[f"{block} x {block} weights"] * (self.weights == "squares")]
         words += ["power of two"] * self.power_of_two + ["Hadamard"] * self.hadamard
-        return ", ".join(words + ["a scale per row"] * (self.tensor == "rows"))
+        words += ["a scale per row"] * (self.tensor == "rows")
+        return ", ".join(words + [f"up to {self.top:g}"] * bool(self.top))

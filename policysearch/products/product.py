@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from policysearch.accumulators import HALF, Accumulator
+from policysearch.accumulators import HALF, Accumulator, accumulator_named
 from policysearch.formats import Format, format_named
 from policysearch.products.tensor_cores import TensorCore, tensor_core
 from policysearch.rounding.extension import extension
@@ -31,6 +31,7 @@ def product(
     operand: Format | tuple[Format, Format],
     *,
     fast: Fast | None = None,
+    scale: Format | None = None,
 ) -> Callable[..., object]:
     """Return f(left, right, out=out): the product of [..., m, k] and [..., k, n], summed so.
 
@@ -38,7 +39,8 @@ def product(
     values already on the format `operand` (a pair: left and right); `out` may not overlap the
     operands. f owns its scratch and is not thread safe. `fast` as in `check_fast`; a tensor core is
     modelled in C for "c" and where its extension was built, and in numpy else, with the same bits.
-    Raises InputError for an operand that the tensor core does not take.
+    With a `scale`, the format of scales of blocks, a tensor core's f takes `scales`, those of every
+    element of both. Raises InputError for an operand that the tensor core does not take.
     """
     fast = check_fast(fast)
     if accumulator.kind == "blas":
@@ -51,9 +53,32 @@ def product(
     if accumulator.kind == "matrix_units":
         return MatrixUnits(_sixteen_bits(pair))
     unit = tensor_core(
-        accumulator.architecture, *pair, result=accumulator.result, promote=accumulator.promote
+        accumulator.architecture,
+        *pair,
+        result=accumulator.result,
+        promote=accumulator.promote,
+        scale=scale,
     )
     return _Exact(unit, fast)
+
+
+def check_scaled(
+    accumulator: str, operands: Sequence[Format], scales: Sequence[str | None]
+) -> None:
+    """Raise InputError where an accumulator does not sum products of operands in blocks.
+
+    `scales` are the formats of their scales, None of an operand without any.
+    """
+    row = accumulator_named(accumulator)
+    if row.kind != "tensor_core":
+        return
+    of = scales[0]
+    if of is None or {*scales} != {of}:
+        raise InputError(
+            f"scales in {', '.join(map(str, scales))}; expected a matrix product of two operands "
+            "in blocks of one recipe, or accumulator float32 or chunked:<length>:<format>"
+        )
+    product(row, (operands[0], operands[1]), scale=format_named(of))
 
 
 @dataclass(frozen=True)
@@ -94,12 +119,19 @@ class _Exact:
         self._packed = unit.packed()
         self._extension = _tensor_core if fast == "c" else None
 
-    def __call__(self, left: FloatArray, right: FloatArray, *, out: FloatArray) -> FloatArray:
+    def __call__(
+        self,
+        left: FloatArray,
+        right: FloatArray,
+        *,
+        out: FloatArray,
+        scales: Sequence[FloatArray] = (),
+    ) -> FloatArray:
         _check(left, right, out)
         if not left.shape[-1]:
             out.fill(0.0)
-        elif self._extension is None:
-            self._unit.matmul(left, right, out)
+        elif self._extension is None or scales:
+            self._unit.matmul(left, right, out, scales)
         else:
             lead = out.shape[:-2]
             if left.shape[:-2] != lead:

@@ -1,5 +1,7 @@
 """How a step keeps its state: moments in blocks with scales, parameters with what rounding lost.
 
+That is a sum of it (Kahan), or the half of float32's bits that bfloat16 does not keep (remainder).
+
 A pass over a step whose formats are chosen. Sources as of `policysearch.ops.kept_state`; torchao
 keeps a state in blocks where it has 4096 values or more and a multiple of the block, else in
 float32 (`torchao/optim/adam.py`, `_new_buffer`).
@@ -9,25 +11,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from policysearch.formats import Rounding, format_named
+from policysearch.formats import UINT16, Rounding, format_named
 from policysearch.graph import Graph, Node, size
 from policysearch.ops.builder import Builder
 from policysearch.ops.kept_state import (
+    joined_halves,
     kahan_lost,
     kahan_step,
     kahan_sum,
+    lower_half,
     state_codes,
     state_scale,
     state_values,
 )
-from policysearch.ops.source import state
+from policysearch.ops.source import cast, state
 from policysearch.policy.policy import Policy
 
 SMALLEST = 4096
 """Values of a state that is kept in blocks."""
 
-SCALE, LOST = ".scale", ".lost"
+SCALE, LOST, REMAINDER = ".scale", ".lost", ".remainder"
 """What the states beside a state, and beside a parameter, are called after it."""
+
+HALVED = "bfloat16"
+"""The format of parameters beside which a remainder is kept."""
 
 
 def with_kept_state(graph: Graph, policy: Policy) -> Graph:
@@ -62,10 +69,29 @@ class _Keeping:
         return self.b.graph(outputs, self.updates)
 
     def _inputs(self, node: Node) -> list[int]:
-        return [self._values(i) if self._is_kept(i) else self.new[i] for i in node.inputs]
+        halved = node.role == "update" and self.policy.compensation == "remainder"
+        read = self._whole if halved else self._read
+        return [read(i) for i in node.inputs]
+
+    def _read(self, i: int) -> int:
+        return self._values(i) if self._is_kept(i) else self.new[i]
+
+    def _whole(self, i: int) -> int:
+        """Return what an update reads in the place of old node `i`: of a parameter, both halves."""
+        node = self.graph.nodes[i]
+        source = node.inputs[0] if node.op.name == "cast" else i
+        parameter = self.graph.nodes[source]
+        if parameter.op.name != "parameter" or source not in self.beside:
+            return self._read(i)
+        if source not in self.read:
+            with self._scope(parameter):
+                halves = (self.new[source], self.beside[source])
+                self.read[source] = self.b.emit(joined_halves, *halves)
+        return self.read[source]
 
     def _is_kept(self, i: int) -> bool:
-        return i in self.read or (i in self.beside and self.graph.nodes[i].op.name == "state")
+        state = self.graph.nodes[i].op.name == "state"
+        return state and (i in self.read or i in self.beside)
 
     def _values(self, i: int) -> int:
         """Return what a kept state stands for, made where it is first read, for all who read it."""
@@ -81,14 +107,18 @@ class _Keeping:
         return bool(self.policy.state_block) and narrow and _is_moment(node, self.graph)
 
     def _compensated(self, node: Node) -> bool:
-        kept = node.op.name == "parameter" and node.format != "float32"
-        return kept and self.policy.compensation == "kahan" and node.id in self.old_of.values()
+        if node.op.name != "parameter" or node.id not in self.old_of.values():
+            return False
+        kahan = self.policy.compensation == "kahan" and node.format != "float32"
+        return kahan or (self.policy.compensation == "remainder" and node.format == HALVED)
 
     def _source(self, node: Node) -> None:
         if not self._blocked(node):
             self.new[node.id] = self.b.copy(node, ())
             if self._compensated(node):
-                self.beside[node.id] = self._state(node, LOST, node.shape, node.format)
+                kahan = self.policy.compensation == "kahan"
+                suffix, stored = (LOST, node.format) if kahan else (REMAINDER, UINT16.name)
+                self.beside[node.id] = self._state(node, suffix, node.shape, stored)
             return
         block, count = self.policy.state_block, size(node.shape)
         if count < SMALLEST or count % block:
@@ -100,8 +130,9 @@ class _Keeping:
 
     def _new_value(self, node: Node) -> None:
         old = self.graph.nodes[self.old_of[node.id]]
-        if self._compensated(old):
-            self._moved(node, old)
+        if old.op.name == "parameter" and old.id in self.beside:
+            move = self._moved if self.policy.compensation == "kahan" else self._halved
+            move(node, old)
         elif self._is_kept(old.id):
             self._kept(node, old)
         else:
@@ -137,6 +168,14 @@ class _Keeping:
             left = self.b.emit(kahan_lost, gathered, before, moved, **stored)
         self.new[node.id] = moved
         self.updates += [(before, moved), (lost, left)]
+
+    def _halved(self, node: Node, old: Node) -> None:
+        wide = self._wide(node)
+        with self._scope(old):
+            kept = self.b.emit(cast, wide, format=HALVED, rounding=Rounding("nearest_away"))
+            left = self.b.emit(lower_half, wide, format=UINT16.name)
+        self.new[node.id] = kept
+        self.updates += [(self.new[old.id], kept), (self.beside[old.id], left)]
 
     def _state(self, node: Node, suffix: str, shape: tuple[int, ...], format: str) -> int:
         fields: dict[str, Any] = {"role": "input", "layer": node.layer, "format": format}

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from policysearch.accumulators import accumulator_named
 from policysearch.formats import Format, Rounding, RoundingMode, format_named
 from policysearch.graph import Node, Op
 from policysearch.ops.amax import amax
@@ -31,13 +30,10 @@ from policysearch.ops.builder import Builder
 from policysearch.ops.hadamard import hadamard
 from policysearch.ops.scale import amax_history, delayed_scale, descale, scaled_cast, tensor_scale
 from policysearch.ops.source import own, state
-from policysearch.policy.scaling import BLOCKS, Scaling
+from policysearch.policy.scaling import BLOCKS, E8M0, SCALES, Scaling
+from policysearch.products.product import check_scaled
 from policysearch.values import InputError
 
-E8M0 = "e8m1"
-"""E8M0 has neither sign nor mantissa; no row has that, and this one holds its powers of two."""
-
-NVFP4_SCALE = "float8_e4m3fn"
 NEAREST = Rounding(overflow="saturate")
 
 # The axes each operand is summed over, the first of them the one that is cut into blocks.
@@ -81,6 +77,11 @@ class Asked:
     mode: RoundingMode | None = None
     weight: bool = False
     gradient: bool = False
+
+    @property
+    def top(self) -> float:
+        """What a float32 scale brings the largest value to."""
+        return self.scaling.top or format_named(self.format).max
 
     @property
     def squares(self) -> bool:
@@ -169,7 +170,7 @@ class ScalingPass:
         op, attrs = node.op, dict(node.attrs)
         cut = [(i, o) for i, o in enumerate(operands) if o.block_scales is not None]
         if cut:
-            op = _over_blocks(node, fields["accumulator"])
+            op = self._over_blocks(node, operands, fields["accumulator"])
             attrs["blocks"] = tuple((i, *operand.cuts) for i, operand in cut)
             inputs += [o.block_scales for _, o in cut if o.block_scales is not None]
         scaled = [(i, o.scale) for i, o in enumerate(operands) if o.scale is not None]
@@ -183,6 +184,18 @@ class ScalingPass:
         with self.b.scope(layer=node.layer, role=node.role, source=node.source):
             scales = [scale for _, scale in scaled]
             return self.b.emit(descale, new, *scales, attrs={"axes": axes, "swap": swap}, **after)
+
+    def _over_blocks(self, node: Node, operands: Sequence[Scaled], accumulator: str) -> Op:
+        """Return the product of operands in blocks; InputError where the accumulator has none."""
+        formats = [format_named(self.b.nodes[operand.node].format) for operand in operands]
+        found = [operand.block_scales for operand in operands]
+        scales = [None if i is None else self.b.nodes[i].format for i in found]
+        try:
+            check_scaled(accumulator, formats, scales if node.op.name == "matmul" else (None,))
+        except InputError as error:
+            where = f"layer {node.layer!r}: accumulator {accumulator!r} with scales of blocks"
+            raise InputError(f"{where}: {error}") from None
+        return next(op for op in OVER_BLOCKS if op.name == f"{node.op.name}_blocks")
 
     def _unused(self, name: str) -> str:
         """Return `name`, with a number from 2 where a layer multiplies several such tensors."""
@@ -202,7 +215,7 @@ class ScalingPass:
     def _scale(self, new: int, asked: Asked, axes: tuple[int, ...], name: str) -> int:
         row = asked.scaling
         attrs = {
-            "maximum": format_named(asked.format).max,
+            "maximum": asked.top,
             "margin": row.margin,
             "power_of_two": row.power_of_two,
         }
@@ -244,7 +257,7 @@ class ScalingPass:
             cut = self.b.emit(block_cast, new, scales, tensor, attrs=along, **fields)
             return Scaled(cut, tensor, scales, cuts)
         if recipe == "blocks":
-            of: dict[str, Any] = {"maximum": element.max}
+            of: dict[str, Any] = {"maximum": asked.top}
             of["power_of_two"] = asked.scaling.power_of_two
             scales = self.b.emit(tensor_scale, largest, attrs=of)
             attrs = {**along, "multiplies": True}
@@ -266,10 +279,10 @@ class ScalingPass:
         """Return the scales of the blocks and that of the tensor, or of each of its rows."""
         # Two levels, since float8_e4m3fn scales reach from 2**-9 to 448 alone: the scale of the
         # tensor brings its largest block to the top of both formats, those of blocks follow it.
-        maximum = {"maximum": format_named(NVFP4_SCALE).max * element.max}
+        maximum = {"maximum": format_named(SCALES["nvfp4"]).max * element.max}
         over = {"axes": rows} if rows else {}
         tensor = self.b.emit(tensor_scale, self.b.emit(amax, new, attrs=over), attrs=maximum)
-        stored: dict[str, Any] = {"format": NVFP4_SCALE, "rounding": NEAREST}
+        stored: dict[str, Any] = {"format": SCALES["nvfp4"], "rounding": NEAREST}
         attrs = {"maximum": element.max}
         return self.b.emit(nvfp4_scale, largest, tensor, attrs=attrs, **stored), tensor
 
@@ -321,12 +334,3 @@ def _sides(node: Node, position: int, shape: tuple[int, ...]) -> tuple[int, int]
     if node.op.name in _CONV_AXES:
         return 0, 1
     return len(shape) - 2, len(shape) - 1
-
-
-def _over_blocks(node: Node, accumulator: str) -> Op:
-    if accumulator_named(accumulator).kind == "tensor_core":
-        raise InputError(
-            f"layer {node.layer!r}: accumulator {accumulator!r} with scales of blocks: "
-            "it models products of unscaled operands; expected float32 or chunked:<length>:<format>"
-        )
-    return next(op for op in OVER_BLOCKS if op.name == f"{node.op.name}_blocks")

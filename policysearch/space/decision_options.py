@@ -14,6 +14,7 @@ from policysearch.policy.product_words import ROLES as PRODUCT_ROLES
 from policysearch.policy.product_words import SAME, words_of
 from policysearch.policy.products import Products, is_narrow
 from policysearch.rewrite.format_rules import OFF
+from policysearch.rewrite.kept_state import HALVED
 from policysearch.space.decided.layer_formats import ROLES
 from policysearch.space.options import Option
 
@@ -101,6 +102,8 @@ def stored_option(stored: str, mode: str) -> Option:
     epsilon = _epsilon(stored)
     if mode == "kahan":
         return Option(f"param/{stored}+", 0.0, epsilon**2)
+    if mode == "remainder" and stored == HALVED:
+        return Option(f"param/{stored}++", epsilon)
     if mode == "stochastic":
         return Option(f"param/{stored}~", epsilon)
     return Option(f"param/{stored}", 0.0, epsilon)

@@ -14,6 +14,7 @@ from policysearch.policy.policy import AS_FIRST, LayerPolicy, Policy
 from policysearch.policy.presets import preset
 from policysearch.policy.products import Products
 from policysearch.rewrite.format_rules import LISTS
+from policysearch.rewrite.kept_state import HALVED
 
 FOLLOWING = ("current", "rowwise", "mx", "mx_rceil", "nvfp4")
 """Recipes whose scales follow a power of two exactly; a delayed one knows no step before the first.
@@ -55,7 +56,9 @@ def _as_kept(policy: Policy) -> Policy:
     states = {policy.state_of(name, state) for name, _ in policy.layers for state in ("m", "v")}
     if all(format_named(state).bits >= 16 for state in states):
         policy = replace(policy, state_block=0)
-    return replace(policy, compensation="none") if policy.master_weights else policy
+    halved = any(row.param == HALVED for row in layers_of(policy))
+    idle = policy.master_weights or (policy.compensation == "remainder" and not halved)
+    return replace(policy, compensation="none") if idle else policy
 
 
 def _state_is_wide(policy: Policy) -> bool:

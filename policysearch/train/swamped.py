@@ -13,6 +13,7 @@ from policysearch.emulator.compile import Step
 from policysearch.formats import Format, Rounding, format_named
 from policysearch.graph import FloatArray, Graph, Node, size
 from policysearch.ops.source import is_rate, state
+from policysearch.rewrite.kept_state import LOST, REMAINDER
 from policysearch.train.lost_values import Kind, LostValues, Tally
 
 UPDATE = "update of "
@@ -149,8 +150,9 @@ class SwampedCounter:
         for node, rounding in _parameters_with_rounding(step.graph):
             self._sizes[node.layer] += size(node.shape)
             projected[node.layer] += 0
-            if rounding.mode == "stochastic":
-                continue  # a small update moves the parameter as far as it should, on average
+            kept = any(node.name + suffix in step.arrays for suffix in (LOST, REMAINDER))
+            if kept or rounding.mode == "stochastic":
+                continue  # a small update is not lost, or moves as far as it should on average
             fmt, update = format_named(node.format), step.arrays[UPDATE + node.name]
             small, later = _swamped(update, self._before[node.name], fmt, factor)
             swamped += self._add("swamped", node, index, small)

@@ -44,6 +44,34 @@ POOLS = tuple(
 Case = tuple[str, tuple[Shape, ...], Attrs]
 
 
+def _in_blocks(shape: Shape) -> Iterator[Case]:
+    """Yield blocks along every axis, whole and with a shorter one at the end, and squares."""
+    yield "amax", (shape,), {}
+    for axis, block in ((0, 16), (1, 3), (len(shape) - 1, 32), (len(shape) - 2, 128)):
+        cut = tuple(-(-n // block) if i == axis else n for i, n in enumerate(shape))
+        yield "amax", (shape,), {"axes": (axis,), "block": block}
+        yield "amax", (shape,), {"axes": (axis,)}
+        for name in ("block_cast", "dequantise"):
+            yield name, (shape, cut), {"axis": axis, "block": block}
+            yield name, (shape, cut, ()), {"axis": axis, "block": block}
+    square = tuple(-(-n // 16) if i < 2 else n for i, n in enumerate(shape))
+    yield "block_cast", (shape, square), {"axis": 1, "block": 16, "across": (0, 16)}
+    yield (
+        "block_cast",
+        (shape, square),
+        {"axis": 0, "block": 16, "across": (1, 16), "multiplies": 1},
+    )
+    if len(shape) in (2, 3):
+        *lead, rows, depth = shape
+        for flip in (False, True):
+            other = (*lead, 9, depth) if flip else (*lead, depth, 9)
+            axis, of_other = len(shape) - 1, len(shape) - 1 if flip else len(shape) - 2
+            scales = (*lead, rows, -(-depth // 16)), (*lead, 9, -(-depth // 16))
+            second = scales[1] if flip else (*lead, -(-depth // 16), 9)
+            attrs = {"transpose_b": flip, "blocks": ((0, axis, 16), (1, of_other, 16))}
+            yield "matmul_blocks", (shape, other, scales[0], second), attrs
+
+
 def _more() -> Iterator[Case]:
     for shape in SHAPES:
         owned = (shape[-1:],) * 2
@@ -58,6 +86,7 @@ def _more() -> Iterator[Case]:
             yield "bias", (shape, shape[1:2]), {}
             yield "batch_norm", (shape, *(shape[1:2],) * 4), {"training": True}
             yield "batch_variance", (shape,), {}
+        yield from _in_blocks(shape)
     yield from (("max_pool", (shape,), attrs) for shape, attrs in POOLS)
     for batch in (1, 7, 33):
         for image, weight, attrs in (

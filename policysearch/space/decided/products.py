@@ -9,9 +9,9 @@ from policysearch.accumulators import accumulator_named
 from policysearch.formats import format_named
 from policysearch.policy.policy import LayerPolicy, Policy, with_accumulator
 from policysearch.policy.product_words import ROLES
-from policysearch.policy.products import is_narrow
-from policysearch.policy.scaling import RECIPES, Recipe, Scaling
-from policysearch.products.product import product
+from policysearch.policy.products import Operand, is_narrow
+from policysearch.policy.scaling import RECIPES, SCALES, Recipe, Scaling
+from policysearch.products.product import check_scaled, product
 from policysearch.space.decided.base import Choices, Params, Setting, check_different
 from policysearch.space.decided.op_lists import Rules
 from policysearch.values import InputError, one_of
@@ -129,6 +129,16 @@ def check_accumulators(policy: Policy) -> None:
             for role in ROLES:
                 said = layer.product(role)
                 first, second = (format_named(operand.format) for operand in said.operands)
-                product(accumulator_named(said.accumulator or layer.accumulator), (first, second))
+                name = said.accumulator or layer.accumulator
+                product(accumulator_named(name), (first, second))
+                scales = [_scale(operand, layer, policy) for operand in said.operands]
+                if any(scales):
+                    check_scaled(name, (first, second), scales)
         except InputError as error:
             raise InputError(f"space.accumulators: {policy.name}: {error}") from None
+
+
+def _scale(operand: Operand, layer: LayerPolicy, policy: Policy) -> str | None:
+    """Return the format of the scales of an operand's blocks, None where it has none."""
+    row = operand.scaling or layer.scaling or policy.scaling
+    return SCALES.get(row.recipe) if is_narrow(operand.format) else None

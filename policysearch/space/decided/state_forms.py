@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, get_args
 
-from policysearch.policy.policy import AS_FIRST, Policy
+from policysearch.policy.policy import AS_FIRST, Compensation, Policy
 from policysearch.space.decided.base import (
     SAME,
     Choices,
@@ -23,12 +23,13 @@ class StateForms:
     """`second_moments` are formats of sums of squares (v of Adam), "same" as the rest of the
     optimizer's state. States below 16 bits have a scale for so many values as one of the
     `state_blocks`, 0 for none (torchao's FP8 optimizers have 256). `compensations`: "kahan" keeps
-    beside each parameter that is stored low what its rounding has lost, in the same format; "none".
+    beside each parameter that is stored low what its rounding has lost, in the same format;
+    "remainder" beside one in bfloat16 the other 16 bits of float32; "none".
     """
 
     second_moments: tuple[str, ...] = (SAME,)
     state_blocks: tuple[int, ...] = (0,)
-    compensations: tuple[Literal["none", "kahan"], ...] = ("none",)
+    compensations: tuple[Compensation, ...] = ("none",)
 
 
 class State:
@@ -43,7 +44,7 @@ class State:
         for block in section.state_blocks:
             number("state_blocks", block, 0, 65536)
         for name in section.compensations:
-            one_of("compensations", name, ("none", "kahan"))
+            one_of("compensations", name, get_args(Compensation))
         for key in ("second_moments", "state_blocks", "compensations"):
             check_different(key, getattr(section, key))
 
