@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import policysearch
 from benchmarks.census.__main__ import nets
-from benchmarks.census.measure import HALF, LOSS, feed, labels_of, loss_of, shaken
+from benchmarks.census.measure import HALF, LOSS, feed, labels_of, loss_of, shaken, vectors
 from benchmarks.census.net import Net
 from policysearch.emulator.reference import Reference
 from policysearch.export.torch import export
@@ -101,7 +101,8 @@ def apart(net: Net) -> Iterator[str]:
     graph = apply_policy(trace_step(model, LOSS, Optimizer("sgd"), BATCH), runs(policy, model))
     step = Reference(graph, 0, {}, None)
     feed(step, model, inputs, labels)
-    step.forward_backward()
+    with vectors():
+        step.forward_backward()
     values = {i: x for i, x in step._values.items() if x.dtype == np.float32 and x.size}
     known = {_key(x) for x in values.values()}
     known |= {_key(_array(x)) for x in (*inputs, *module.parameters()) if x.is_floating_point()}

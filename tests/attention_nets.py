@@ -21,6 +21,7 @@ import policysearch
 from policysearch.emulator.compile import compile_graph
 from policysearch.graph import FloatArray, Graph
 from policysearch.nn.model import Attention, Model
+from policysearch.ops import attention_blocks
 from policysearch.ops.catalogue import FORWARD_OPS, LOSS_OPS
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.loss_scale import LossScale
@@ -39,10 +40,20 @@ from policysearch.verify.gpu_rounding import AsAGpu
 
 LOSS = "token_cross_entropy"
 CLASSES = 17
-AVX512 = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() != "AVX512",
-    reason="torch's fast exponential takes other vectors on this CPU",
-)
+CAPABILITY = torch.backends.cpu.get_cpu_capability()
+AVX512 = pytest.mark.skipif(CAPABILITY != "AVX512", reason="the emulator has vectors of AVX-512")
+VECTORS: Mapping[str, int] = {"AVX512": 16, "AVX2": 8}
+"""Values in a vector of torch's fast exponential."""
+
+
+@pytest.fixture
+def vectors_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the emulator take the vectors that torch takes on this processor."""
+    if CAPABILITY not in VECTORS:
+        pytest.skip("torch's fast exponential takes other vectors on this CPU")
+    monkeypatch.setattr(attention_blocks, "VECTOR", VECTORS[CAPABILITY])
+
+
 SCALE: Mapping[str, float] = {"float32": 1.0, "bfloat16": 1.0, "float16": 1024.0}
 BACKENDS: Mapping[Attention, list[SDPBackend]] = {
     "math": [SDPBackend.MATH],

@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from policysearch.nn.model import Attention
 from tests.attention_nets import (
-    AVX512,
     CLASSES,
     Batch,
     Called,
@@ -25,10 +24,11 @@ from tests.attention_nets import (
     in_torch,
     own_jitter,
     tokens,
+    vectors_of_torch,
 )
 from tests.imported_low_trainings import FLIPPED
 
-pytestmark = [pytest.mark.torch, AVX512]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures(vectors_of_torch.__name__)]
 
 LOW = ("bfloat16", "float16")
 KERNELS: tuple[Attention, ...] = ("math", "flash")

@@ -49,6 +49,14 @@ def _regular(w: Any) -> Any:
     return 2 * torch.eye(SIDE) + 0.2 * torch.tanh(w)
 
 
+def _changed(x: Any, *how: Any, **options: Any) -> Any:
+    """Return the signal of a spectrum of x, turned and stretched."""
+    length, options["return_complex"] = options.pop("length", None), True
+    spectrum = torch.stft(x.flatten(1), *how, **options)
+    options["return_complex"] = False
+    return torch.istft(spectrum * (1.5 + 0.5j), *how, **options, length=length)
+
+
 def _written(x: Any, w: Any) -> Any:
     spectrum = torch.fft.rfft(x * w)
     out = torch.zeros(len(x), SIDE, 3, dtype=spectrum.dtype)
@@ -71,6 +79,12 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "stft": lambda x, w: torch.stft(
             (x * w).flatten(1), 8, 4, window=torch.hann_window(8).to(x), return_complex=True
         ).abs(),
+        "istft": lambda x, w: _changed(x * w, 8, 2, window=torch.hann_window(8)),
+        "istft, short": lambda x, w: _changed(x * w, 8, 2, 6, torch.hann_window(6), length=13),
+        "istft, from the start": lambda x, w: _changed(
+            x * w, 6, 2, window=torch.ones(6), center=False, normalized=True
+        ),
+        "istft, whole": lambda x, w: _changed(x * w, 4, window=torch.ones(4), onesided=False),
         "written": _written,
         "convolution": lambda x, w: torch.fft.irfft(
             torch.fft.rfft(x, n=8) * torch.fft.rfft(w, n=8).conj(), n=8
@@ -97,6 +111,10 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "cummax": lambda x, w: torch.cummax(x * w, -1).values,
         "cummin": lambda x, w: torch.cummin(x * w, 1)[0],
         "data": _ema,
+        "divided by a count": lambda x, w: x * w / float(len(x)),
+        "a share of a count": lambda x, w: (x * w).cos() * (1 / len(x)),
+        "a number that grows": lambda x, w: x * w / (-0.7 * x.numel()),
+        "item": lambda x, w: x * w * (2 - w.mean().item()),
         "pairs of a batch": lambda x, w: x * ((x.flatten(1) @ x.flatten(1).T).flatten().amax() * w),
         "histc": _histogram,
         "bincount": _counted,
@@ -125,7 +143,7 @@ def test_values_and_gradients_are_those_of_torch(name: str) -> None:
     assert_as_torch(Net(FUNCTIONS[name]), _inputs())
 
 
-@pytest.mark.parametrize("name", ["matmul", "rfft2", "solve"])
+@pytest.mark.parametrize("name", ["matmul", "rfft2", "solve", "istft"])
 def test_no_policy_rounds_what_torch_has_in_float32_alone(name: str) -> None:
     torch.manual_seed(0)
     model = imported(Net(FUNCTIONS[name]), _inputs())
@@ -134,7 +152,7 @@ def test_no_policy_rounds_what_torch_has_in_float32_alone(name: str) -> None:
             trace_step(model, LOSS, Optimizer("sgd"), BATCH), preset(policy, model.layer_names)
         )
         low = {node.op.name for node in graph.nodes if node.format not in ("float32", "")}
-        assert not low & {"matmul", "fft", "rfft", "solve", "complex_product"}
+        assert not low & {"matmul", "fft", "rfft", "irfft", "fold", "solve", "complex_product"}
 
 
 class Steps(nn.Module):

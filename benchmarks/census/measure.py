@@ -20,6 +20,7 @@ from policysearch.emulator.compile import Step, compile_graph
 from policysearch.export.torch import export
 from policysearch.export.torch_runs import runs
 from policysearch.nn.model import OWN_LOSS, Model
+from policysearch.ops import attention_blocks
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
@@ -196,7 +197,7 @@ def of_torch(
     loss = loss_of(net, module(*cast), labels)
     loss.backward()
     named = module.named_parameters()
-    grads = {n: p.grad.double().numpy() for n, p in named if p.grad is not None}
+    grads = {n: p.grad.to_dense().double().numpy() for n, p in named if p.grad is not None}
     return Values(float(loss.detach()), grads)
 
 
@@ -208,11 +209,18 @@ def emulated(model: Model, policy: Policy, inputs: Inputs, labels: Any) -> Value
     return Values(float(step.value("loss")), grads)
 
 
+def vectors() -> Any:
+    """Return a context where flash attention has the vectors that torch has on this processor."""
+    width = 8 if torch.backends.cpu.get_cpu_capability() == "AVX2" else attention_blocks.VECTOR
+    return mock.patch.object(attention_blocks, "VECTOR", width)
+
+
 def _step(model: Model, policy: Policy, inputs: Inputs, labels: Any) -> Step:
     graph = trace_step(model, LOSS, Optimizer("sgd"), len(inputs[0]))
     step = compile_graph(apply_policy(graph, policy))
     feed(step, model, inputs, labels)
-    step.forward_backward()
+    with vectors():
+        step.forward_backward()
     return step
 
 

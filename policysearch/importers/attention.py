@@ -52,8 +52,11 @@ def matmul(t: Tracer, a: Tensor, b: Tensor) -> Tensor:
         right = t.shaped(Tensor(b.id, stored), stored)
         product = t.emit_nodes(dense.matmul, t.rows(a), right, transpose_b=b.swapped)
         return t.view(product, shape)
-    lead = tuple(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
+    lead, start = tuple(np.broadcast_shapes(a.shape[:-2], b.shape[:-2])), len(t.b.nodes)
     a, b = (x if x.shape[:-2] == lead else _spread(t, x, lead) for x in (a, b))
+    t.list_under(
+        dense.matmul.name, start
+    )  # autocast casts what it spreads, whose gradients are low
     product = t.emit_nodes(
         dense.matmul, t.matrices(t.straight(a)), t.matrices(b), transpose_b=b.swapped
     )

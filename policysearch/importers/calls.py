@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
@@ -10,9 +11,10 @@ from typing import Any
 from policysearch.graph import Shape
 from policysearch.importers.complex_numbers import complex_rule, is_complex
 from policysearch.importers.kernels import Kernel, names_in, rounds_once
-from policysearch.importers.program import FLOATS, Call, resolved
+from policysearch.importers.program import FLOATS, Call, Ref, resolved
 from policysearch.importers.rules import rule_of
 from policysearch.importers.tracer import Tensor, Tracer
+from policysearch.ops.shape import reshape
 from policysearch.values import InputError
 
 KEEP_ALL = "a selection whose size depends on values; keep all rows and multiply by the mask, or "
@@ -23,6 +25,9 @@ REMEDIES: Mapping[str, str] = MappingProxyType(
 """What to do instead of ops without a rule, by their names."""
 
 NO_RULE = "no rule for this op; write it with ops that have one"
+
+SET_APART = ("view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze")
+"""Views that cost nothing: under another shape, what they are of."""
 
 MISSING = object()
 """The results, more than one, of a call that cannot be imported."""
@@ -41,6 +46,7 @@ def emit_calls(tracer: Tracer, calls: Sequence[Call], results: Collection[str]) 
     Return what is wrong with those that cannot be imported, "" if nothing.
     """
     faults: dict[str, None] = {}
+    readers = Counter(n for c in calls for n in set(names_in((c.arguments, c.options))))
     for kernel, group in groupby(calls, lambda call: call.piece.kernel if call.piece else ""):
         pieces = tuple(group)
         if kernel and _emit_kernel(tracer, pieces, calls, results):
@@ -50,6 +56,7 @@ def emit_calls(tracer: Tracer, calls: Sequence[Call], results: Collection[str]) 
             with tracer.b.scope(layer=call.path, role=role, line=call.line):
                 try:
                     _emit(tracer, call)
+                    _set_apart(tracer, call, readers)
                 except InputError as error:
                     faults[_fault(call, error)] = None
                     _stand_in(tracer, call)
@@ -116,6 +123,23 @@ def _emit(tracer: Tracer, call: Call) -> None:
         if isinstance(result, Tensor) and call.kind == FLOATS:
             tracer.stored_in(result)
         tracer.keep(call.changed, result, call.kind)
+
+
+def _set_apart(tracer: Tracer, call: Call, readers: Mapping[str, int]) -> None:
+    """Give a view a node of its own where several calls read it and others what it is a view of.
+
+    torch sums the gradients of the view first, in its format.
+    """
+    base = call.arguments[0] if call.arguments else None
+    name = call.op.removeprefix("aten.")
+    if not (isinstance(base, Ref) and name in SET_APART and call.kind == FLOATS):
+        return
+    x, view = tracer.value(base.name), tracer.value(call.name)
+    if min(readers[base.name], readers[call.name]) < 2 or not isinstance(view, Tensor):
+        return
+    if view.id == x.id and view.shape != x.shape and not (view.swapped or tracer.is_stored(x)):
+        node = tracer.emit_move(reshape, view.id, {"shape": view.shape})
+        tracer.keep(call.name, Tensor(node, view.shape))
 
 
 def _reads_missing(arguments: Any) -> bool:

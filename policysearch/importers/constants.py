@@ -8,11 +8,33 @@ from typing import Any
 import torch
 
 from policysearch.importers.aliases import op_of
-from policysearch.importers.exported import BATCHES, LARGEST
-from policysearch.importers.program import Extent
+from policysearch.importers.decomposition import multiplies
+from policysearch.importers.exported import BATCHES, LARGEST, kind_of, path_of
+from policysearch.importers.program import FLOATS, Extent
 from policysearch.values import InputError
 
 FILLING = ("zeros", "ones", "full")
+
+
+def rounded_products(program: Any) -> set[str]:
+    """Return the products, of constants too, of modules that compute on inputs or parameters.
+
+    Under autocast they round. A module of constants alone stays float32, and so does what whole
+    numbers or truth values are made of.
+    """
+    signature = program.graph_signature
+    live = {*signature.user_inputs, *signature.inputs_to_parameters}
+    paths, counted = set[str](), set[str]()
+    for node in program.graph.nodes:
+        if any(x.name in live for x in node.all_input_nodes):
+            live.add(node.name)
+            paths.add(path_of(node))
+    for node in reversed(program.graph.nodes):
+        constant = node.op == "call_function" and node.name not in live
+        if constant and (kind_of(node) != FLOATS or any(x.name in counted for x in node.users)):
+            counted.add(node.name)
+    products = filter(multiplies, program.graph.nodes)
+    return {x.name for x in products if path_of(x) in paths and x.name not in counted}
 
 
 def value_of(node: Any, values: Mapping[str, Any]) -> Any:

@@ -22,6 +22,14 @@ PIECE = "piece"
 
 WRITTEN_OUT = torch._C.DispatchKey.CompositeImplicitAutograd
 
+PRODUCTS = frozenset(
+    {
+        *("matmul", "mm", "bmm", "mv", "linear", "addmm", "addmv", "addbmm", "baddbmm"),
+        *("conv1d", "conv2d", "conv3d"),
+    }
+)
+"""Ops that autocast runs low whatever they read."""
+
 Known = Callable[[str], Any]
 """Of an op named as in "aten.linear": whether it has a rule."""
 
@@ -32,12 +40,18 @@ def piece_of(node: Any) -> Piece | None:
     return piece
 
 
+def multiplies(node: Any) -> bool:
+    """Return whether a call is one of the PRODUCTS, of floats."""
+    name = op_of(node).removeprefix("aten.")
+    return name in PRODUCTS and bool(node.meta["val"].is_floating_point())
+
+
 def take_apart(program: Any, known: Known) -> None:
     """Replace the calls in an export that have no rule, and a decomposition, by their pieces."""
     graph, signature = program.graph, program.graph_signature
     live = {*signature.user_inputs, *signature.inputs_to_parameters}
     for node in list(graph.nodes):
-        if any(x.name in live for x in node.all_input_nodes):
+        if multiplies(node) or any(x.name in live for x in node.all_input_nodes):
             live |= {node.name, *_memory(node)}
             live |= {piece.name for piece in _apart(graph, node, known)}
     graph.lint()

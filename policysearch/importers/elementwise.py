@@ -95,6 +95,10 @@ def power(t: Tracer, a: Operand, exponent: Operand) -> Tensor:
     if isinstance(a, Tensor) and isinstance(exponent, Tensor):
         return _pair(t, powers.power, a, exponent)
     if isinstance(exponent, Tensor):
+        if a == -1 and not t.is_trained(
+            exponent, by_gradients=True
+        ):  # torch's gradient of it is NaN
+            return t.pointwise(powers.sign_of_power, exponent)
         if a <= 0:
             raise refuse(f"powers of {a}", "use a number above 0")
         return t.pointwise(powers.power_of_number, exponent, base=float(a))
@@ -188,7 +192,10 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         **dict.fromkeys(("acos", "arccos"), plain(trigonometry.acos)),
         "sinh": plain(trigonometry.sinh),
         "cosh": plain(trigonometry.cosh),
+        **{name: plain(getattr(trigonometry, name)) for name in ("asinh", "acosh", "atanh")},
+        **dict.fromkeys(("atan2", "arctan2"), pair(trigonometry.atan2)),
         **dict.fromkeys(("erf", "special_erf"), plain(trigonometry.erf)),
+        **dict.fromkeys(("erfc", "special_erfc"), plain(trigonometry.erfc)),
         "lgamma": plain(gamma.lgamma),
         "digamma": plain(gamma.digamma),
         **dict.fromkeys(("abs", "absolute"), plain(extrema.absolute)),

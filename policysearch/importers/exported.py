@@ -24,7 +24,15 @@ import torch
 from policysearch.importers.aliases import Aliases, in_place, op_of, open_regions
 from policysearch.importers.decomposition import take_apart
 from policysearch.importers.packed import packed_known
-from policysearch.importers.program import FLOATS, TRUTHS, WHOLES, Extent, extent, resolved
+from policysearch.importers.program import (
+    FLOATS,
+    TRUTHS,
+    WHOLES,
+    Extent,
+    Grown,
+    extent,
+    resolved,
+)
 from policysearch.importers.rules import rule_of
 from policysearch.importers.stand_ins import (
     alignments_known,
@@ -359,9 +367,19 @@ def number_of(numbers: Sequence[Any]) -> Any:
     """
     number = numbers[0]
     if number != numbers[2]:
-        raise _depends(numbers)
+        return _growing(numbers)
     finite = isinstance(number, float) and math.isfinite(number)
     return min(max(number, -LARGEST), LARGEST) if finite else number
+
+
+def _growing(numbers: Sequence[Any]) -> Grown:
+    """Return the law of floats that grow as the examples, or their pairs, or shrink so."""
+    if all(isinstance(n, float) and math.isfinite(n) for n in numbers):
+        for power in (1, -1, 2, -2):
+            first, *others = (n / batch**power for n, batch in zip(numbers, BATCHES, strict=True))
+            if all(math.isclose(first, other, rel_tol=1e-12) for other in others):
+                return Grown(first, power)
+    raise _depends(numbers)
 
 
 def _depends(values: Sequence[Any]) -> InputError:

@@ -27,6 +27,14 @@ class Extent:
 
 
 @dataclass(frozen=True)
+class Grown:
+    """A number that depends on the batch: factor * size ** power."""
+
+    factor: float
+    power: int
+
+
+@dataclass(frozen=True)
 class Ref:
     """The value called `name`: an input, an array, or the result of a call."""
 
@@ -101,7 +109,9 @@ class Program:
 
 
 def resolved(value: Any, batch: int) -> Any:
-    """Return an argument with every Extent as the number it is for this batch size."""
+    """Return an argument with every Extent and Grown as the number it is for this batch size."""
+    if isinstance(value, Grown):
+        return value.factor * float(batch) ** value.power
     if isinstance(value, Extent):
         return value.base + value.per_example * batch + value.per_pair * batch**2
     if isinstance(value, tuple):

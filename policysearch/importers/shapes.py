@@ -167,6 +167,11 @@ def _detach(t: Tracer, x: Tensor) -> Tensor:
     )
 
 
+def _item(t: Tracer, x: Tensor) -> Tensor:
+    """The one value of x as a number, which has no gradient."""
+    return _detach(t, t.view(x, ()))
+
+
 def broadcast_tensors(t: Tracer, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     shape = tuple(np.broadcast_shapes(*(x.shape for x in tensors)))
     return tuple(expand(t, x, shape) for x in tensors)
@@ -366,6 +371,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         **dict.fromkeys(("alias", "clone", "contiguous", "lift_fresh", "lift_fresh_copy"), same),
         "type_as": cast,
         "detach": _detach,
+        **dict.fromkeys(("item", "_local_scalar_dense"), _item),
         "ones_like": lambda t, x, dtype=None, **_: t.full_like(1.0, x, dtype),
         **dict.fromkeys(
             ("zeros_like", "empty_like"), lambda t, x, dtype=None, **_: t.full_like(0.0, x, dtype)

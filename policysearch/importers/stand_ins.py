@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -46,6 +47,9 @@ def check_layouts(module: Any) -> None:
 def check_types(arrays: Mapping[str, Any]) -> None:
     """Raise InputError for parameters and statistics that are not float32."""
     for name, value in arrays.items():
+        if value.is_complex():
+            remedy = "keep it as torch.view_as_real(value) and read it by torch.view_as_complex"
+            raise InputError(f"{name}: {value.dtype}; expected pairs of float32: {remedy}")
         if value.dtype != torch.float32:
             remedy = "expected torch.float32, say by module.float(): formats are the policy's"
             raise InputError(f"{name}: {value.dtype}; {remedy}")
@@ -125,6 +129,47 @@ def _histogram(x: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     return ((place == torch.arange(bins)) & there).to(x.dtype).sum(0)
 
 
+def _signal(
+    spectrum: Any,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: Any = None,
+    center: bool = True,
+    normalized: bool = False,
+    onesided: bool | None = None,
+    length: int | None = None,
+    return_complex: bool = False,
+) -> Any:
+    """torch.istft, whose own asks the windows' sum for zeros: frames back, added where they lap."""
+    if return_complex:
+        raise InputError("torch.istft: return_complex; expected a real signal")
+    hop, width = hop_length or n_fft // 4, win_length or n_fft
+    window = torch.ones(width) if window is None else window
+    left = (n_fft - width) // 2
+    window = torch.nn.functional.pad(window, (left, n_fft - width - left))
+    half = spectrum[..., : n_fft // 2 + 1, :].transpose(-1, -2)
+    frames = torch.fft.irfft(half, n_fft, norm="ortho" if normalized else "backward") * window
+    count, lead = frames.shape[-2], frames.shape[:-2]
+    whole = n_fft + hop * (count - 1)
+
+    def added(rows: Any) -> Any:
+        columns = rows.reshape(-1, count, n_fft).transpose(1, 2)
+        return torch.nn.functional.fold(columns, (1, whole), (1, n_fft), stride=(1, hop)).flatten(1)
+
+    start = n_fft // 2 if center else 0
+    end = start + length if length else whole - start
+    weights = added(window.square().expand(1, count, n_fft))[..., start:end]
+    signal = (added(frames)[..., start:end] / weights).reshape(*lead, -1)
+    return torch.nn.functional.pad(signal, (0, max(0, end - whole)))
+
+
+COUNTS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {"bincount": _counts, "histc": _histogram, "istft": _signal}
+)
+"""What is written out while a forward pass is read, of torch and of Tensor."""
+
+
 class _Data:
     """Tensor.data while a forward pass is read: what it has is seen, as by detach()."""
 
@@ -137,10 +182,10 @@ class _Data:
 
 @contextlib.contextmanager
 def counts_known() -> Iterator[None]:
-    """While it is entered, counts are written out and Tensor.data is a view without gradients."""
+    """While it is entered, COUNTS are written out and Tensor.data is a view without gradients."""
     with contextlib.ExitStack() as stack:
         for owner in (torch, torch.Tensor):
-            for name, function in (("bincount", _counts), ("histc", _histogram)):
+            for name, function in COUNTS.items():
                 stack.enter_context(mock.patch.object(owner, name, function))
         stack.enter_context(mock.patch.object(torch.Tensor, "data", _Data(), create=True))
         yield

@@ -22,6 +22,7 @@ from policysearch.importers.constants import (
     is_even,
     is_made_low,
     made_anew,
+    rounded_products,
     value_of,
 )
 from policysearch.importers.decomposition import piece_of
@@ -256,6 +257,7 @@ class Reader:
         values_by_name: dict[str, Any] = {}
         stored: set[str] = set()
         ends = (self._exports[0], self._exports[-1])
+        rounding = rounded_products(self._two)
         for two, three, five in self._nodes():
             pairs = tuple(zip(ends, (two, five), strict=True))
             if two.op == "placeholder":
@@ -268,7 +270,8 @@ class Reader:
                 values_by_name[two.name] = tuple(parts)
             elif two.op == "call_function":
                 names = [x.name for x in two.all_input_nodes]
-                if all(name in values_by_name for name in names) and not is_random(two):
+                changes = is_random(two) or two.name in rounding
+                if not changes and all(name in values_by_name for name in names):
                     if is_made_low((two, three, five), stored, self._casts_known):
                         self._made_low.add(two.name)
                     elif any(x.name in stored for x in three.all_input_nodes):
@@ -481,7 +484,7 @@ class Reader:
 def _check_value(node: Any) -> None:
     """Raise InputError for a number that is known only when the net runs."""
     value = node.meta.get("val")
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+    if isinstance(value, torch.SymInt | torch.SymBool):
         raise InputError(
             "a size that depends on values; keep all rows and multiply by the mask, or choose by "
             "torch.where"

@@ -25,7 +25,7 @@ from policysearch.ops.draws import like
 from policysearch.ops.elementwise import scale
 from policysearch.ops.masks import masked_fill
 from policysearch.ops.reduce import broadcast_to
-from policysearch.ops.shape import reshape, transpose
+from policysearch.ops.shape import reshape, stop_gradient, transpose
 from policysearch.ops.source import IN_PLACE, NUMBER, WHOLE, data, is_whole, own
 from policysearch.values import InputError
 
@@ -174,13 +174,18 @@ class Tracer:
         self._full.add(result.id)
         return result
 
-    def is_trained(self, x: Tensor) -> bool:
-        """Return whether x depends on a parameter; what is full of one number does not."""
+    def is_trained(self, x: Tensor, *, by_gradients: bool = False) -> bool:
+        """Return whether x depends on a parameter; what is full of one number does not.
+
+        `by_gradients`: on one that has gradients of it.
+        """
         waiting, visited = list({x.id} - self._full), set(self._full)
         while waiting:
             node = self.b.nodes[waiting.pop()]
             if node.op.name == "parameter":
                 return True
+            if by_gradients and node.op is stop_gradient:
+                continue
             waiting += [i for i in node.inputs if i not in visited]
             visited.update(node.inputs)
         return False
@@ -193,9 +198,13 @@ class Tracer:
         return node.op.name == "parameter"
 
     def stored_in(self, x: Tensor) -> None:
-        """Have what was computed of two tensors take the format of the first: x took its place."""
+        """Have what was computed of two tensors take the format of the first: x took its place.
+
+        What a mask chose of two has that already.
+        """
         node = self.b.nodes[x.id]
-        if sum(not is_whole(self.b.nodes[i]) for i in node.inputs) > 1:
+        floats = [not is_whole(self.b.nodes[i]) for i in node.inputs]
+        if sum(floats) > 1 and floats[0]:
             self.b.nodes[x.id] = changed_node(node, attrs=(*node.attrs, (IN_PLACE, True)))
 
     def widened_at(self, x: Tensor) -> int | None:

@@ -63,3 +63,14 @@ power_of_number = Op(
     placement="fp32",
 )
 """The constant `base`, above 0, to the power of x."""
+
+sign_of_power = Op(
+    "sign_of_power",
+    same_shape,
+    lambda inputs, attrs: np.power(np.float32(-1.0), inputs[0]),
+    gradients=(None,),
+    flops=lambda inputs, out, attrs: 20 * size(out),
+    example=lambda rng: Example((rng.integers(-3, 4, (3, 5)).astype(np.float32),)),
+    placement="fp32",
+)
+"""-1 to the power of x, NaN where that is not whole; it has no gradient."""

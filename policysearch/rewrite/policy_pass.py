@@ -240,12 +240,18 @@ def _float32_gradient(at: Casting, op: Node) -> int:
 
 
 def _promoted_gradient(at: Casting, op: Node) -> int:
-    """Parameters that a promoted op pins have their gradients in their own format."""
-    forward = at.graph.nodes[op.of]
+    """Parameters that a promoted op pins have their gradients in their own format.
+
+    Not those without axes beside values with some: torch sums theirs in the format of these.
+    """
+    forward, nodes = at.graph.nodes[op.of], at.graph.nodes
     if IN_PLACE in forward.attributes:
         return _read_again(at, op, at.gradient_formats[op.of])
-    owned = (i for i in forward.inputs if at.graph.nodes[i].op.name == "parameter")
-    return _read_again(at, op, at.gradients_widest((*deciding(at.graph, forward), *owned)))
+    decide = deciding(at.graph, forward)
+    axes = any(nodes[i].shape for i in decide)
+    owned = (i for i in forward.inputs if nodes[i].op.name == "parameter")
+    owned = (i for i in owned if nodes[i].shape or not axes)
+    return _read_again(at, op, at.gradients_widest((*decide, *owned)))
 
 
 def _mixed_gradient(at: Casting, op: Node) -> int | None:
