@@ -23,6 +23,7 @@ from policysearch.policy.presets import preset
 from policysearch.report.diagnosis_page import diagnosis_page
 from policysearch.space.target import differences
 from policysearch.train.tasks import Task
+from policysearch.train.trainer import Trainer
 from policysearch.verify.verdict import verify
 from tests.studies import write_study
 
@@ -187,6 +188,28 @@ def test_shadows_are_exact_for_float32_and_grow_with_coarser_formats(objective: 
     assert errors[0] == 0.0 < errors[1] < errors[2] < 0.1
     assert not shadows.grown(preset("float32", names))
     assert shadows.grown(preset("bfloat16", names))
+
+
+def test_a_shadow_beside_others_trains_no_further_than_its_step(
+    objective: Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, step = [], Trainer.step
+
+    def counted(self: Trainer, *batch: Any) -> tuple[float, float, bool]:
+        taken.append(self.step_index)
+        return step(self, *batch)
+
+    monkeypatch.setattr(Trainer, "step", counted)
+    shadows = Shadows(objective, 0, others=(7,))
+    assert taken == list(range(TASK.steps - 1))
+    usual, at_seven, at_three = (shadows.beside(n) for n in (30, 7, 3))
+    assert taken[TASK.steps - 1 :] == [0, 1, 2]
+    steps = [[moment.step for moment in each.moments] for each in (usual, at_seven, at_three)]
+    assert steps == [[0, 30, 59], [0, 7, 30, 59], [0, 3, 30, 59]]
+    alone = Shadows(objective, 0, others=(3,))
+    for ours, theirs in zip(at_three.moments, alone.moments, strict=True):
+        assert all(np.array_equal(ours.params[name], theirs.params[name]) for name in ours.params)
+    assert at_three.error(low(objective)) == alone.error(low(objective))
 
 
 def test_work_left_counts_what_is_low(objective: Objective) -> None:

@@ -173,12 +173,11 @@ class Diagnoser:
 
     def _evidence(self, policy: Policy, run: Measurement) -> Evidence:
         self._progress("shadow gradients")
-        if self._shadows is None:
-            self._shadows = Shadows(self.objective, self.seeds[0])
-        shadows = self._shadows
-        steps = self.objective.task.steps
         failed = min((row.step for row in run.origins if not row.skipped), default=0)
-        self._near = shadows = shadows.beside(failed)
+        if self._shadows is None:
+            self._shadows = Shadows(self.objective, self.seeds[0], others=(failed,))
+        self._near = shadows = self._shadows.beside(failed)
+        steps = self.objective.task.steps
         error, grown = shadows.error(policy), shadows.grown(policy)
         return Evidence(policy, run, steps, error, grown, shadows.beyond(policy))
 
