@@ -187,12 +187,17 @@ def _ranges(lines: Sequence[LogStep], format: str) -> Iterator[Finding]:
     yield from sorted(found.values(), key=place)
 
 
+def percent(share: float) -> str:
+    """Return a share in percent with two digits."""
+    return f"{float(f'{100.0 * share:.2g}'):g} %"
+
+
 def _words(key: tuple[str, str, str, str], share: float, step: int, format: str) -> str:
     kind, direction, layer, op = key
     place = f"{op} of {layer or 'no layer'} ({direction}, step {step})"
     if kind == "born":
-        return f"{100.0 * share:.2g} % of what {place} divides by, or is the log of: 0 in {format}"
-    return f"{100.0 * share:.2g} % of {place}: {kind} in {format}"
+        return f"{percent(share)} of what {place} divides by, or is the log of: 0 in {format}"
+    return f"{percent(share)} of {place}: {kind} in {format}"
 
 
 def _clipped_scaled(lines: Sequence[LogStep]) -> Iterator[Finding]:
