@@ -113,8 +113,10 @@ def _untrained(results: Results) -> list[str]:
         names = ", ".join(name for name, _ in results.left)
         why = ", for others promised more" if results.stopped else " yet"
         lines.append(f"of the ladder not trained{why}: {names}")
-    trained = {row.compute for trial in results.trials for _, row in trial.policy.layers}
-    missed = [name for name in results.spec.space.formats if name not in trained]
+    rows = [row for trial in results.trials for _, row in trial.policy.layers]
+    trained = {f for row in rows for f in (row.compute, row.output, row.grad, row.wgrad)}
+    # float32 is what all are compared with
+    missed = [n for n in results.spec.space.formats if n not in trained | {"float32"}]
     if missed and results.trials:
         lines.append(
             f"offered by the study, and in no policy that was trained: {', '.join(missed)}"
