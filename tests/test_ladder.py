@@ -165,6 +165,9 @@ def test_a_format_is_untried_only_where_no_policy_that_was_trained_has_it() -> N
     assert not untried(low, "float32", "bfloat16")
     layers = dict(results.trials[1].policy.layers)
     for field in ("compute", "output", "grad", "wgrad"):
-        changed = {name: replace(row, **{field: "float16"}) for name, row in layers.items()}
+        changed = {
+            name: replace(row, **{field: "float16"})  # type: ignore[arg-type]
+            for name, row in layers.items()
+        }
         only = trial_of(1, results.trials[1].policy.with_layers(changed))
         assert not untried(replace(results, trials=(only,)), "float32", "float16")
