@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from policysearch.cli import main
 from policysearch.data.datasets import Dataset
-from policysearch.diagnose.diagnosis import Diagnoser, Diagnosis
-from policysearch.diagnose.repairs import low_work, with_layers_in, with_ops_wide
-from policysearch.diagnose.shadow import Shadows
+from policysearch.diagnose.diagnosis import Diagnoser, Diagnosis, Tried
+from policysearch.diagnose.evidence import Cause, Evidence, Kind
+from policysearch.diagnose.repairs import Repair, low_work, with_layers_in, with_ops_wide
+from policysearch.diagnose.shadow import NodeError, ShadowError, Shadows
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement
 from policysearch.policy.loss_scale import LossScale
@@ -22,8 +25,10 @@ from policysearch.policy.policy import Policy, from_json
 from policysearch.policy.presets import preset
 from policysearch.report.diagnosis_page import diagnosis_page
 from policysearch.space.target import differences
-from policysearch.train.origin import Link
+from policysearch.train.lost_values import LostValues
+from policysearch.train.origin import Link, Origin
 from policysearch.train.tasks import Task
+from policysearch.train.trainer import Trainer
 from policysearch.verify.verdict import verify
 from tests.studies import write_study
 
@@ -188,6 +193,72 @@ def test_shadows_are_exact_for_float32_and_grow_with_coarser_formats(objective: 
     assert errors[0] == 0.0 < errors[1] < errors[2] < 0.1
     assert not shadows.grown(preset("float32", names))
     assert shadows.grown(preset("bfloat16", names))
+
+
+def test_a_shadow_beside_others_trains_no_further_than_its_step(
+    objective: Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, step = [], Trainer.step
+
+    def counted(self: Trainer, *batch: Any) -> tuple[float, float, bool]:
+        taken.append(self.step_index)
+        return step(self, *batch)
+
+    monkeypatch.setattr(Trainer, "step", counted)
+    shadows = Shadows(objective, 0, others=(7,))
+    assert taken == list(range(TASK.steps - 1))
+    usual, at_seven, at_three = (shadows.beside(n) for n in (30, 7, 3))
+    assert taken[TASK.steps - 1 :] == [0, 1, 2]
+    steps = [[moment.step for moment in each.moments] for each in (usual, at_seven, at_three)]
+    assert steps == [[0, 30, 59], [0, 7, 30, 59], [0, 3, 30, 59]]
+    alone = Shadows(objective, 0, others=(3,))
+    for ours, theirs in zip(at_three.moments, alone.moments, strict=True):
+        assert all(np.array_equal(ours.params[name], theirs.params[name]) for name in ours.params)
+    assert at_three.error(low(objective)) == alone.error(low(objective))
+
+
+def row(what: str, policy: Policy, rank: int = 0) -> Tried:
+    return Tried(Repair(what, policy, rank), 0.01, 0.5, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("kind", ["overflow", "born", "state"])
+def test_changes_that_leave_values_near_their_limits_come_last_where_one_was_passed(
+    kind: Kind, objective: Objective
+) -> None:
+    ops = "exp", "log", "tanh", "softmax"
+    policies = [with_ops_wide(low(objective), [op]) for op in ops]
+    named = list(zip("abcd", policies, (0, 0, 0, 1), strict=True))
+    near = {policies[0], policies[3]}
+    diagnoser = Diagnoser(objective, (0,))
+    diagnoser._near = cast(Shadows, SimpleNamespace(near=near.__contains__))
+    evidence = cast(
+        Evidence, SimpleNamespace(cause=Cause(kind), shadow=SimpleNamespace(worst=math.inf))
+    )
+    worth = diagnoser._worth([row(*each) for each in named], evidence)
+    order = "".join(each.repair.what for _, each in worth)
+    assert order == ("abcd" if kind == "state" else "bcad")
+    assert [place for place, _ in worth] == ["abcd".index(what) for what in order]
+
+
+@pytest.mark.parametrize("share, kind", [(1.0, "underflow"), (0.1, "rounding")])
+def test_squares_that_vanish_before_a_division_are_an_underflow(
+    share: float, kind: str, objective: Objective
+) -> None:
+    """And no rounding, though their relative error is one."""
+
+    def link(op: str) -> Link:
+        return Link(op, "norm", "fprop", "float16", 65504.0, 1e-5, 1e-10, 0, 100, "net.py:3")
+
+    origin = Origin("born", 4, "loss", False, (link("pow"), link("sqrt"), link("divide")))
+    lost = LostValues("underflow", "norm", "fprop", int(100 * share), 100, 0, 1e-10, "pow")
+    base = objective.baseline(0)
+    run = replace(base, tail_loss=None, diverged_at=4, origins=(origin,), lost=(lost,))
+    grown = [NodeError("pow", "norm", "fprop", 0.0, 1.0, "net.py:3")]
+    cause = Evidence(low(objective), run, 60, ShadowError(math.inf, math.inf), grown).cause
+    assert (cause.kind, cause.op, cause.layer, cause.step) == (kind, "pow", "norm", 4)
+    assert cause.line == "net.py:3" and cause.chain == origin.chain
+    assert cause.words.endswith(f"; then {origin.words}")
+    assert share < 1.0 or cause.words.startswith("100 % became zero in norm (fprop), pow")
 
 
 def test_work_left_counts_what_is_low(objective: Objective) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
-from policysearch.report.table import front_table
+from policysearch.report.table import front_table, search_lines
 from policysearch.search.acquisition import yardstick
 from policysearch.study.journal.records import Asked, Records
 from policysearch.study.journal.storage import read_checked
@@ -20,6 +20,7 @@ from policysearch.study.results.gain import gain_over_start, ladder_costs
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec, objective_of, space_of
 from policysearch.study.study import run_study
+from tests.made_up import results_of, trial_of
 from tests.studies import WITHOUT_TF32, replaced_training, write_study
 
 CHANGES = (
@@ -146,3 +147,30 @@ def test_a_journal_in_which_more_of_the_ladder_was_asked_for_goes_on(
     assert results.left and {name for name, _ in results.left}.isdisjoint(
         trial.name for trial in results.trials
     )
+
+
+def test_a_format_is_untried_only_where_no_policy_that_was_trained_has_it() -> None:
+    results = results_of(2)  # float32 and bfloat16
+    space = results.spec.space
+
+    def untried(results: Results, *offered: str) -> list[str]:
+        spec = replace(results.spec, space=replace(space, formats=offered))
+        lines = search_lines(replace(results, spec=spec))
+        return [line for line in lines if "in no policy that was trained" in line]
+
+    both = ("float32", "bfloat16", "float16")
+    assert untried(results, *both) == [
+        "offered by the study, and in no policy that was trained: float16"
+    ]
+    assert not untried(results, "float32", "bfloat16")
+    assert not untried(replace(results, trials=()), *both)
+    low = replace(results, trials=results.trials[1:])
+    assert not untried(low, "float32", "bfloat16")
+    layers = dict(results.trials[1].policy.layers)
+    for field in ("compute", "output", "grad", "wgrad"):
+        changed = {
+            name: replace(row, **{field: "float16"})  # type: ignore[arg-type]
+            for name, row in layers.items()
+        }
+        only = trial_of(1, results.trials[1].policy.with_layers(changed))
+        assert not untried(replace(results, trials=(only,)), "float32", "float16")

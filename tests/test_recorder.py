@@ -92,7 +92,6 @@ def test_recording_changes_nothing_and_keeps_every_third_step(tmp_path: Path) ->
     assert trained(path) == trained(path, records=False)
     lines = read_log(path)
     assert [line.step for line in lines] == [0, 3, 6, 9]
-    assert max(map(len, path.read_text().splitlines())) < 5000
     rows = {(row.direction, row.layer) for row in lines[0].exponents}
     assert {("fprop", "first"), ("dgrad", "first"), ("wgrad", "last"), ("update", "first")} <= rows
 
@@ -109,8 +108,12 @@ def test_exponents_are_those_of_numpy(tmp_path: Path) -> None:
     net = Net(1.0)
     x = torch.randn(64, 8)
     _, exponents = np.frexp(net(x).detach().numpy())
-    assert sum(row.counts) == row.total == exponents.size and row.first == exponents.min()
-    assert list(row.counts) == np.bincount((exponents - row.first).ravel()).tolist()
+    assert sum(row.counts) == row.total and row.first == exponents.min()
+    exact = np.bincount((exponents - row.first).ravel())
+    assert np.all(np.abs(row.counts - exact) <= 0.1 * exact)
+    assert [a for a, b in zip(row.counts, exact, strict=True) if b <= 8] == exact[
+        exact <= 8
+    ].tolist()
 
 
 def test_an_op_that_would_overflow_is_named_with_its_direction(tmp_path: Path) -> None:
@@ -212,3 +215,37 @@ def test_the_command_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[s
         path.write_text(text, encoding="utf-8")
         with pytest.raises(InputError, match=said):
             read_log(path)
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = {"qkv": (32, 96), "proj": (32, 32), "up": (32, 128), "down": (128, 32)}
+        for name, (read, given) in sizes.items():
+            self.add_module(name, torch.nn.Linear(read, given))
+        self.before, self.between = torch.nn.LayerNorm(32), torch.nn.LayerNorm(32)
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = self.qkv(self.before(x)).chunk(3, -1)
+        x = x + self.proj((q @ k.transpose(-2, -1) / 32**0.5).softmax(-1) @ v)
+        return x + self.down(torch.nn.functional.gelu(self.up(self.between(x))))
+
+
+def test_a_step_of_ten_blocks_of_a_transformer_is_a_line_of_5_kB(tmp_path: Path) -> None:
+    """Where names are new they come on top, once."""
+    path = tmp_path / "log"
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(*(Block() for _ in range(10)))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    x = torch.randn(8, 24, 32)
+    with policysearch.record(net, optimizer, path, every=1):
+        for _ in range(3):
+            ((net(x) - x.flip(1)) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    sizes = [len(line) for line in path.read_text().splitlines()]
+    assert max(sizes[1:]) < 5000 and sizes[0] < 8000
+    rows = [
+        {(row.direction, row.layer, row.op) for row in line.exponents} for line in read_log(path)
+    ]
+    assert len(rows[0]) > 400 and rows[0] == rows[1] == rows[2]

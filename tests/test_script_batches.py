@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +110,28 @@ def test_a_scheduler_that_moves_momentum_too_is_refused(tmp_path: Path) -> None:
             continue
         with pytest.raises(ps.InputError, match=r"scheduler, step 1: (momentum|betas) .* rates al"):
             read(tmp_path, **given)
+
+
+def drawn() -> tuple[Any, Any]:
+    x = torch.randn(4, 4)
+    return x, x[:, :3].argmax(1)
+
+
+def endless() -> Iterator[tuple[Any, Any]]:
+    while True:
+        yield drawn()
+
+
+@pytest.mark.parametrize("loader", [drawn, endless])
+def test_a_function_gives_a_batch_a_call_or_what_yields_them(
+    tmp_path: Path, loader: Callable[[], Any]
+) -> None:
+    """As nanoGPT's `get_batch`."""
+    script = read(tmp_path, loader, steps=5)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        batches = [drawn() for _ in range(5)]
+    x, y = (torch.cat(parts).numpy() for parts in zip(*batches, strict=True))
+    (inputs,), labels = script.data.train
+    assert np.array_equal(inputs, x) and np.array_equal(labels, y)
+    assert script.data.validation_count and script.task.steps == 5

@@ -18,6 +18,7 @@ from policysearch.policy.policy import LayerPolicy, Policy, from_json, to_data, 
 from policysearch.policy.policy_file import read_policy
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.policy.product_words import with_words
+from policysearch.report.asked_and_run import _lost
 from policysearch.values import InputError
 
 MODELS = {"lenet5": lenet5(), "mlp": mlp((64, 32, 16)), "gpt": gpt((8,), 10, 16, (32, 32, 32), 2)}
@@ -162,7 +163,25 @@ def test_asked_and_run_stand_side_by_side(
     assert "as torch runs it" in page and "not trained" in page
     assert "narrower" not in page  # bfloat16 in the place of 8 bits
     assert "torch does otherwise: " in page and "layers (" in page
+    assert "lost: torch runs no layer of this net in " in page
     assert main(["export", "preset:te.mxfp8", *command, "--strict"]) == 2
+    assert main(["export", "preset:torch.autocast.bfloat16", *command]) == 0
+    assert "lost: " not in capsys.readouterr().out
+
+
+def test_a_format_is_lost_only_where_no_layer_has_it_left() -> None:
+    asked = preset("float16", ("fc1", "fc2")).with_layers({"fc1": uniform_layer("float8_e5m2")})
+    half = asked.with_layers({"fc2": uniform_layer("float32")})
+    wide = asked.with_layers({"fc1": uniform_layer("bfloat16")})
+    assert _lost(asked, wide, "torch") == [
+        "torch runs no layer of this net in float8_e5m2; all are in bfloat16, float16"
+    ]
+    assert _lost(asked, half, "torch") == [
+        "torch runs no layer of this net in float16; all are in float8_e5m2, float32"
+    ]
+    turned = asked.with_layers({"fc1": asked.layer("fc2"), "fc2": asked.layer("fc1")})
+    assert not _lost(asked, asked, "torch") and not _lost(asked, turned, "torch")
+    assert not _lost(half, asked, "torch")  # float32 is wider than what is in its place
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec
 from policysearch.train.constant import Constant
 from policysearch.train.swamped import Swamped
+from tests import made_up
 from tests.studies import write_study
 
 BASELINE = "torch.autocast.bfloat16"
@@ -463,3 +464,17 @@ def test_every_view_of_a_study_begins_with_the_verdict(
     assert capsys.readouterr().out.startswith("verdict: trains")
     assert main(["export", path, "--trial", "0"]) == 0
     assert "\nverdict of the study: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "learned, why",
+    [
+        (None, "its records are older"),
+        (Learned(2.0, 1.0), "its records are older"),
+        (Learned(2.0, 1.0, unit="loss"), "a net's own loss has no constant to beat"),
+    ],
+)
+def test_what_hides_whether_float32_learned_is_named(learned: Learned | None, why: str) -> None:
+    verdict = replace(made_up.results_of(), learned=learned).verdict
+    assert verdict.text.endswith(f"; that float32 learned is not checked: {why}")
+    assert not verdict.learning_checked

@@ -14,6 +14,7 @@ from policysearch.commands.registry import Command
 from policysearch.commands.shared import DEVICE, STACK, source
 from policysearch.commands.trust import trust_place
 from policysearch.files import make_folder, shipped_study, write_files
+from policysearch.train.scripts.outline import outline_of
 from policysearch.values import InputError, one_of
 
 if TYPE_CHECKING:
@@ -24,10 +25,10 @@ MODELS = ("model", "net", "Net", "Model", "build_model", "make_model", "get_mode
 DATA = ("data", "dataset", "load_data", "build_data", "make_data", "get_data")
 """What the functions of a file are called, where nobody says it."""
 
+GUARD = 'it under `if __name__ == "__main__":`, or in a function'
+
 EXAMPLE = ("own_net.py", "own-net.toml")
 """The shipped study of an own net, and its file."""
-
-SCRIPT = "a whole training script goes in by policysearch.from_loader, in Python"
 
 SAID: Mapping[str, str] = MappingProxyType(
     {
@@ -67,44 +68,55 @@ def _init(options: argparse.Namespace) -> None:
     for file in (path, (options.data or "").rpartition(":")[0]):
         if Path(file).is_file():
             trust_place(Path(file))  # who gives a file to a command means it to run
-    study = _study_of(options, path, _named(path, function, MODELS, "model"))
+    outline = outline_of(Path(path))
+    if outline and outline.at_import:
+        raise InputError(f"{path}: line {outline.at_import} trains on import; expected {GUARD}")
+    script = [name for name in outline.scripts if function in ("", name)] if outline else []
+    if script:
+        study = _study_of(options, path, f"{path}:{script[0]}")
+    else:
+        study = _study_of(options, path, "", _named(path, function, MODELS, "model"))
     text, lines = _text_and_lines(study)
     write_files({out.name: text.encode()}, out.parent)
     print("\n".join([f"wrote {out}: {lines[0]}", *lines[1:]]))
     print(f"next: policysearch run {out}")
 
 
-def _study_of(options: argparse.Namespace, path: str, model: str) -> FirstStudy:
+def _study_of(options: argparse.Namespace, path: str, script: str, model: str = "") -> FirstStudy:
+    """Return the study of a script, which says batch, steps and baseline itself, or of a model."""
     from policysearch.cost.device_file import device_at
     from policysearch.policy.presets import PRESETS
     from policysearch.study.cost_section import CostSection
     from policysearch.study.first_study import STEPS, FirstStudy, usual_baseline
+    from policysearch.train.scripts.script import script_at
 
     device_name = str(_asked(options, "device", DEVICE))
     device = device_at(CostSection(device_name, options.stack).device)
-    batch = _asked(options, "batch", BATCH)
+    own = script_at(script, Path()).task.batch_size if script else None
+    batch = _asked(options, "batch", own or BATCH, asks=not script)
     if not isinstance(batch, int) or not 1 <= batch <= 2**30:
         raise InputError(f"--batch: {batch!r}; expected a number of examples, 1 or more")
-    baseline = str(_asked(options, "baseline", usual_baseline(device)))
+    baseline = str(_asked(options, "baseline", usual_baseline(device), asks=not script))
     one_of("--baseline", baseline, PRESETS)
     return FirstStudy(
         net=path,
         name=Path(path).stem,
         model=f"{path}:{model}",
-        data=_data_of(options, path),
+        data="" if script else _data_of(options, path),
         device_name=device_name,
         device=device,
         stack=options.stack,
         baseline=baseline,
         batch=batch,
-        steps=options.steps or STEPS,
+        steps=options.steps or (0 if script else STEPS),
         assumed=tuple(name for name in SAID if getattr(options, name) is None),
+        script=script,
     )
 
 
-def _asked(options: argparse.Namespace, name: str, usual: object) -> object:
+def _asked(options: argparse.Namespace, name: str, usual: object, asks: bool = True) -> object:
     """Return what an option says, or an answer on a terminal, or what is usual."""
-    if getattr(options, name) is None and sys.stdin.isatty() and sys.stdout.isatty():
+    if asks and getattr(options, name) is None and sys.stdin.isatty() and sys.stdout.isatty():
         answer = input(f"{name}: {SAID[name]} [{usual}] ").strip()
         digits = answer.isdecimal()
         setattr(options, name, (int(answer) if digits else answer) if answer else None)
@@ -130,16 +142,26 @@ def _named(path: str, said: str, usual: Sequence[str], what: str) -> str:
     if said or not known:
         given = f"no function {said!r}" if said else f"no function called {', '.join(usual)}"
         option = f"{path}:NAME" if what == "model" else "--data NAME"
-        names = ", ".join(own) or "none"
-        raise InputError(f"{what}: {path}: {given}; expected {option}, one of {names}; {SCRIPT}")
+        expected = f"{option}, one of {', '.join(own) or 'none'}"
+        outline = outline_of(Path(path))
+        if outline and outline.trains and not said:  # not a net alone
+            given = f"a script that trains (line {outline.trains})"
+            expected = f"{outline.words}, see docs/own-script.md, or {expected}"
+        raise InputError(f"{what}: {path}: {given}; expected {expected}")
     return known[0]
 
 
 def _text_and_lines(study: FirstStudy) -> tuple[str, list[str]]:
     """Return the study in TOML, and what it says in words; it is checked as `run` will."""
     from policysearch.study.specification import spec_from_text
+    from policysearch.train.scripts.script import script_at
     from policysearch.train.user_code import own_dataset, own_model
 
+    if study.script:
+        given = script_at(study.script, Path())
+        text = study.text(given.model, given.data, given.task.batch_size)
+        spec_from_text(text, "init")
+        return text, [*study.words(given.model, given.data), *given.taken]
     dataset = own_dataset(study.data)
     model = own_model(study.model, dataset, "")
     text = study.text(model, dataset)

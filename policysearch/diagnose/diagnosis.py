@@ -173,12 +173,11 @@ class Diagnoser:
 
     def _evidence(self, policy: Policy, run: Measurement) -> Evidence:
         self._progress("shadow gradients")
-        if self._shadows is None:
-            self._shadows = Shadows(self.objective, self.seeds[0])
-        shadows = self._shadows
-        steps = self.objective.task.steps
         failed = min((row.step for row in run.origins if not row.skipped), default=0)
-        self._near = shadows = shadows.beside(failed)
+        if self._shadows is None:
+            self._shadows = Shadows(self.objective, self.seeds[0], others=(failed,))
+        self._near = shadows = self._shadows.beside(failed)
+        steps = self.objective.task.steps
         error, grown = shadows.error(policy), shadows.grown(policy)
         return Evidence(policy, run, steps, error, grown, shadows.beyond(policy))
 
@@ -229,13 +228,24 @@ class Diagnoser:
         """
         best = min((row.error for row in table if not row.repair.apart), default=math.inf)
         limit = max(CLEAN, TIMES_BEST * best)
-        return [
+        rows = [
             (place, row)
             for place, row in enumerate(table)
             if math.isfinite(row.error)
             and row.error <= limit
             and (not row.repair.rank or row.error <= HELPS * evidence.shadow.worst)
         ]
+        return self._far_first(rows) if evidence.cause.kind in ("overflow", "born") else rows
+
+    def _far_first(self, rows: Sequence[tuple[int, Tried]]) -> list[tuple[int, Tried]]:
+        """Return rows with those first that keep values well below the limits of their formats.
+
+        Of the first that the cause calls for: what is near them in a shadow is beyond them later.
+        """
+        called = [row for row in rows if not row[1].repair.rank][: self.budget]
+        near = [row for row in called if self._near.near(row[1].repair.policy)]
+        far = [row for row in called if row not in near]
+        return [*far, *near, *(row for row in rows if row not in called)]
 
     def _held(self, policy: Policy) -> tuple[float, ...]:
         """Return the gaps of a repair with the other seeds."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from policysearch.diagnose.log import percent
 from policysearch.diagnose.shadow import Beyond, NodeError, ShadowError
 from policysearch.formats import format_named
 from policysearch.graph import Graph, Node
@@ -155,10 +156,22 @@ class Evidence:
         before = [(link.op, link.layer, link.role, link.line) for link in origin.chain[:-1]]
         for row in self.grown:
             if (row.op, row.layer, row.role, row.line) in before and _is_own(row):
-                cause = _rounding(row)
+                cause = self._vanished(row) or _rounding(row)
                 words = f"{cause.words}; then {origin.words}"
                 return replace(cause, step=origin.step, words=words, chain=origin.chain)
         return None
+
+    def _vanished(self, row: NodeError) -> Cause | None:
+        """Return the underflow that made the error of a value, if one did."""
+        place = row.op, row.layer, row.role
+        lost = [
+            each
+            for each in self.run.lost
+            if each.kind == "underflow" and (each.op, each.layer, each.role) == place
+        ]
+        if not lost or _share(lost[0]) < FORWARD:
+            return None
+        return replace(_lost(lost[0], "underflow", 0.0, "became zero"), line=row.line)
 
     def _is_scaled_up(self, origin: Origin) -> bool:
         """Return whether a gradient would have fitted its format without the loss scale."""
@@ -248,7 +261,7 @@ def _rounding(row: NodeError) -> Cause:
 
 
 def _lost(row: LostValues, kind: Kind, limit: float, what: str) -> Cause:
-    words = f"{100.0 * _share(row):.2g} % {what} in {row.layer or 'no layer'} ({row.role})"
+    words = f"{percent(_share(row))} {what} in {row.layer or 'no layer'} ({row.role})"
     return Cause(
         kind, row.op, row.layer, row.role, row.first_step, row.largest, limit, f"{words}, {row.op}"
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from policysearch.diagnose.packed import NOT_FINITE, ZERO, Unpacker
 from policysearch.files import read_text
 from policysearch.formats import format_named
 from policysearch.values import InputError, from_plain, number, shown
@@ -21,7 +22,7 @@ VANISHED = 0.2
 
 EXPECTED = "a log of `record` or Transformer Engine's statistics, or msprobe's dump.json"
 LONGEST_MIB = 512
-SPECIAL = {"-201": "not_finite", "-200": "zero"}
+SPECIAL = {str(NOT_FINITE): "not_finite", str(ZERO): "zero"}
 """What the recorder calls values without an exponent."""
 
 LARGEST = 400
@@ -111,19 +112,28 @@ def read_log(path: Path) -> list[LogStep]:
 
 def log_steps(text: str, path: Path) -> list[LogStep]:
     """Return the steps of a log whose `text` stood in `path`."""
-    lines = text.splitlines()
-    steps = [_step(line, f"{path}: line {place}") for place, line in enumerate(lines, 1)]
+    lines, names = text.splitlines(), Unpacker()
+    steps = [_step(line, f"{path}: line {place}", names) for place, line in enumerate(lines, 1)]
     if not steps:
         raise InputError(f"{path}: no recorded step; expected {EXPECTED}")
     return steps
 
 
-def _step(line: str, where: str) -> LogStep:
+def _step(line: str, where: str, names: Unpacker) -> LogStep:
+    """Return a step; logs of policysearch 0.2 have their rows as they are, as "exponents"."""
     try:
         plain = json.loads(line, parse_constant=lambda name: None)
     except (ValueError, RecursionError):
         raise InputError(f"{where}: {shown(line)}; expected {EXPECTED}") from None
     rows = plain.get("exponents") if isinstance(plain, dict) else None
+    if isinstance(plain, dict) and "rows" in plain:
+        try:
+            rows = [*names.rows(plain)]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise InputError(
+                f"{where}.rows: {error}; expected {EXPECTED}, from its start"
+            ) from None
+        plain = {key: value for key, value in plain.items() if key not in ("rows", "names")}
     if not isinstance(rows, list):
         raise InputError(f"{where}: {shown(plain)}; expected {EXPECTED}")
     tallies = [_tally(row, f"{where}.exponents[{place}]") for place, row in enumerate(rows)]
@@ -177,12 +187,17 @@ def _ranges(lines: Sequence[LogStep], format: str) -> Iterator[Finding]:
     yield from sorted(found.values(), key=place)
 
 
+def percent(share: float) -> str:
+    """Return a share in percent with two digits."""
+    return f"{float(f'{100.0 * share:.2g}'):g} %"
+
+
 def _words(key: tuple[str, str, str, str], share: float, step: int, format: str) -> str:
     kind, direction, layer, op = key
     place = f"{op} of {layer or 'no layer'} ({direction}, step {step})"
     if kind == "born":
-        return f"{100.0 * share:.2g} % of what {place} divides by, or is the log of: 0 in {format}"
-    return f"{100.0 * share:.2g} % of {place}: {kind} in {format}"
+        return f"{percent(share)} of what {place} divides by, or is the log of: 0 in {format}"
+    return f"{percent(share)} of {place}: {kind} in {format}"
 
 
 def _clipped_scaled(lines: Sequence[LogStep]) -> Iterator[Finding]:

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from policysearch.diagnose.packed import NOT_FINITE, ZERO, Packer
+
 SAMPLE = 1 << 16
 """So many values of a tensor are looked at, spread evenly over it."""
-
-NOT_FINITE, ZERO = -201, -200
-"""What NaN and infinity, and zero, count as: below the exponents of all numbers."""
 
 
 class Exponents:
@@ -113,7 +112,7 @@ class Recorder:
         self.step, self.busy = 0, False
         self.forward = False  # from where the module begins to where gradients flow
         self.layers: list[str] = []
-        self.exponents, self.raw = Exponents(), dict[str, float]()
+        self.exponents, self.raw, self.packer = Exponents(), dict[str, float](), Packer()
         self.handles: list[Any] = []
         self.mode: _Watching | None = None
         self.before: dict[str, torch.Tensor] = {}
@@ -241,7 +240,7 @@ class Recorder:
             "norm_at_step": self.final,
             "clip": self.clip,
             "norm_at_clip": self.clipped_from,
-            "exponents": self.exponents.plain(),
+            **self.packer.packed(self.exponents.plain()),
         }
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, separators=(",", ":")) + "\n")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from policysearch.policy.policy import Policy
 from policysearch.train.loss_scale import initial_state
 from policysearch.train.lost_values import listed_op
 from policysearch.train.origin import Link, Traced, Tracer, births, chain_to, largest_of
-from policysearch.train.paired_run import Gradients, PairedRun, moments, norm
+from policysearch.train.paired_run import Gradients, Moment, PairedRun, moments, norm
 from policysearch.train.trainer import Trainer
 
 MOMENTS = (0.0, 0.5, 1.0)
@@ -73,7 +74,10 @@ class Beyond:
 
 
 class Shadows:
-    """Compares policies with float32 at the same parameters, on the same batches, of one seed."""
+    """Compares policies with float32 at the same parameters, on the same batches, of one seed.
+
+    At `shares` of its run, and in the steps `others` till `beside` asks for another.
+    """
 
     def __init__(
         self,
@@ -82,20 +86,35 @@ class Shadows:
         shares: Sequence[float] = MOMENTS,
         others: Sequence[int] = (),
     ) -> None:
-        self._objective, self._seed, self._shares = objective, seed, shares
-        task, model = objective.task, objective.model
-        steps = sorted({*(round(share * (task.steps - 1)) for share in shares), *others})
-        trainer = Trainer(model, task, objective.float32, seed, objective.fast, records=False)
+        self._objective, self._seed = objective, seed
+        last = objective.task.steps - 1
+        self._usual = frozenset(round(share * last) for share in shares)
+        self._met = self._trained(self._usual.union(others))
+        self._take(self._usual.union(others))
+
+    def _trained(self, steps: Collection[int]) -> dict[int, tuple[Moment, tuple[float, Gradients]]]:
+        """Train float32 up to the last of these steps; return them, and its loss and gradients."""
+        objective = self._objective
+        task, model, policy = objective.task, objective.model, objective.float32
+        trainer = Trainer(model, task, policy, self._seed, objective.fast, records=False)
         with threadpool_limits(1):
-            self.moments = tuple(moments(trainer, objective.dataset, steps))
-            exact = PairedRun(task, model, objective.float32, seed)
-            self._exact = tuple(exact.at(moment) for moment in self.moments)
+            met = moments(trainer, objective.dataset, steps)
+            exact = PairedRun(task, model, policy, self._seed)
+            return {moment.step: (moment, exact.at(moment)) for moment in met}
+
+    def _take(self, steps: Collection[int]) -> None:
+        rows = [self._met[step] for step in sorted(steps) if step in self._met]
+        self.moments = tuple(moment for moment, _ in rows)
+        self._exact = tuple(exact for _, exact in rows)
 
     def beside(self, step: int) -> Shadows:
-        """Return them with a moment at that step too: a batch may be what a policy fails on."""
-        if any(moment.step == step for moment in self.moments):
-            return self
-        return Shadows(self._objective, self._seed, self._shares, (step,))
+        """Return the usual moments and that step's: a batch may be what a policy fails on."""
+        wanted = self._usual | {step}
+        if step not in self._met:
+            self._met |= self._trained([step])
+        other = copy(self)
+        other._take(wanted)
+        return other
 
     def error(self, policy: Policy) -> ShadowError:
         """Return how far a policy is from float32 at its worst moment."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -114,7 +115,9 @@ def _untrained(results: Results) -> list[str]:
         names = ", ".join(name for name, _ in results.left)
         why = ", since others were expected to gain more" if results.stopped else " yet"
         lines.append(f"uniform policies not trained{why}: {names}")
-    missed = [name for name in results.spec.space.formats if not _trained(results, name)]
+    # float32 is what all are compared with
+    others = [name for name in results.spec.space.formats if name != "float32"]
+    missed = [name for name in others if not _trained(results, name)]
     if missed and results.trials:
         lines.append(
             f"offered by the study, and in no policy that was trained: {', '.join(missed)}"
@@ -123,12 +126,12 @@ def _untrained(results: Results) -> list[str]:
 
 
 def _trained(results: Results, name: str) -> bool:
-    """Return whether a layer of some policy computed in this format, from the texts as they are.
+    """Return whether a layer of some policy has products in this format, from texts as they are.
 
     Reading thousands of deep policies to their last field would take minutes.
     """
-    said = tuple(f'"compute":{space}"{name}"' for space in ("", " "))
-    return any(each in trial.text for trial in results.trials for each in said)
+    said = re.compile(rf'"(compute|output|grad|wgrad)": ?"{name}"')
+    return any(said.search(trial.text) for trial in results.trials)
 
 
 def _seeds(results: Results) -> list[str]:

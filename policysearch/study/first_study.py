@@ -30,23 +30,9 @@ name = "$name"
 target = "torch"                # only what an exported torch file can say is searched
 trials = 24                     # policies to train, each with every seed
 seeds = [0, 1, 2]               # how sure a gap is comes from the seeds
-baseline = "$baseline"  # what you run today$baseline_assumed
-
+$run_today
 [task]
-model = "$model"
-data = "$data"
-optimizer = "adamw"             # assumed: your own optimizer, rate and schedule decide what holds
-learning_rate = 0.001           # assumed
-weight_decay = 0.01             # assumed
-weight_decay_for = "matrices"
-batch_size = $batch_size$batch_comment
-steps = $steps                     # assumed: enough for float32 to learn; more finds late failures
-tail_steps = $tail_steps
-$attention
-[task.schedule]
-kind = "cosine"                 # assumed
-warmup_steps = $warmup_steps
-
+$trained
 # Where the policies will run: speed and memory are modeled for this device, not measured here.
 [cost]
 device = "$device"$device_assumed
@@ -61,7 +47,27 @@ ${updates}loss_scales = [$loss_scales]
 ${scalings}ladder = [$ladder]
 """)
 
+NET = Template("""\
+model = "$model"
+data = "$data"
+optimizer = "adamw"             # assumed: your own optimizer, rate and schedule decide what holds
+learning_rate = 0.001           # assumed
+weight_decay = 0.01             # assumed
+weight_decay_for = "matrices"
+batch_size = $batch_size$batch_comment
+steps = $steps                     # assumed: enough for float32 to learn; more finds late failures
+tail_steps = $tail_steps
+$attention
+[task.schedule]
+kind = "cosine"                 # assumed
+warmup_steps = $warmup_steps
+""")
 
+SCRIPT = Template("""\
+script = "$script"  # its net, batches, recipe and precision; a key here goes before its own
+$steps$attention""")
+
+RUN_TODAY = 'baseline = "{}"  # what you run today{}\n'
 ATTENTION = 'attention = "flash"             # what runs your scaled_dot_product_attention\n'
 
 
@@ -71,7 +77,8 @@ class FirstStudy:
 
     `net` is the file as named, `model` and `data` are "file.py:function" in it, `device_name` is
     the device as a study names it, `batch` is the batch as trained, `assumed` holds the names of
-    the fields that nobody said.
+    the fields that nobody said. `script` is "file.py:function" of a script in place of net and
+    data; it says batch, baseline and, where `steps` is 0, steps itself.
     """
 
     net: str
@@ -85,24 +92,18 @@ class FirstStudy:
     batch: int
     steps: int = STEPS
     assumed: tuple[str, ...] = ()
+    script: str = ""
 
-    def text(self, model: Model, dataset: Dataset) -> str:
-        """Return the study in TOML, for this model and data."""
-        trained = min(self.batch, LARGEST_TRAINED_BATCH, dataset.train_count)
+    def text(self, model: Model, dataset: Dataset, batch_size: int = 0) -> str:
+        """Return the study in TOML, for this model and data; a script has its own `batch_size`."""
+        trained = batch_size or min(self.batch, LARGEST_TRAINED_BATCH, dataset.train_count)
         granularity, groups = grouping(model)
         return TEXT.substitute(
             net=self.net,
             name=self.name,
             baseline=self.baseline,
-            baseline_assumed=self._assumed("baseline", "; assumed"),
-            model=self.model,
-            data=self.data,
-            batch_size=trained,
-            batch_comment=f"  # smaller than yours, {self.batch}" if trained < self.batch else "",
-            steps=self.steps,
-            tail_steps=max(1, self.steps // 6),
-            attention=ATTENTION * model.calls_attention,
-            warmup_steps=self.steps // 10,
+            run_today=self._run_today(),
+            trained=self._trained(trained, model.calls_attention),
             device=self.device_name,
             device_assumed=self._assumed("device", "  # assumed; see `policysearch hardware`"),
             stack=self.stack,
@@ -116,17 +117,43 @@ class FirstStudy:
             ladder=_listed(self._ladder()),
         )
 
+    def _run_today(self) -> str:
+        """Return the baseline, which a script says itself."""
+        assumed = "baseline" in self.assumed
+        if self.script and assumed:
+            return ""
+        return RUN_TODAY.format(self.baseline, "; assumed" if assumed else "")
+
+    def _trained(self, batch_size: int, attends: bool) -> str:
+        attention = ATTENTION * attends
+        if self.script:
+            steps = f"steps = {self.steps}\n" if self.steps else ""
+            return SCRIPT.substitute(script=self.script, steps=steps, attention=attention)
+        return NET.substitute(
+            model=self.model,
+            data=self.data,
+            batch_size=batch_size,
+            batch_comment=f"  # smaller than yours, {self.batch}" * (batch_size < self.batch),
+            steps=self.steps,
+            tail_steps=max(1, self.steps // 6),
+            attention=attention,
+            warmup_steps=self.steps // 10,
+        )
+
     def words(self, model: Model, dataset: Dataset) -> list[str]:
         """Return what was found, and what was assumed with the option that says otherwise."""
         count = sum(math.prod(spec.shape) for spec in model.parameters())
         split = f"{dataset.train_count} to train on and {dataset.validation_count} to validate"
         found = f"{model.name}, {count:,} parameters, {grouping(model)[1]}; {split}"
         lines = [f"assumed {name}: {value} (--{name})" for name, value in self._assumptions()]
+        if self.script:
+            return [found, *lines]
         return [found, *lines, "assumed optimizer, rate and schedule: edit [task] to your own"]
 
     def _assumptions(self) -> Iterator[tuple[str, object]]:
         said = {"device": self.device_name, "batch": self.batch, "baseline": self.baseline}
-        return ((name, value) for name, value in said.items() if name in self.assumed)
+        told = ("batch", "baseline") if self.script else ()
+        return ((n, value) for n, value in said.items() if n in self.assumed and n not in told)
 
     def _assumed(self, field: str, comment: str) -> str:
         return comment if field in self.assumed else ""

@@ -135,14 +135,17 @@ def _loaded(where: str, path: str) -> ModuleType:
 def _beside(path: Path) -> Iterator[None]:
     """Let code import what lies beside its file, before all else, as Python lets a script.
 
-    The folder stays the last place to look in: functions import when they are called, and new
-    processes begin with the places of this one.
+    It runs as without arguments: those of this process are not meant for it. The folder stays the
+    last place to look in: functions import when they are called, and new processes begin with the
+    places of this one.
     """
-    folder = str(path.resolve().parent)
+    folder, given = str(path.resolve().parent), sys.argv
     sys.path.insert(0, folder)
+    sys.argv = [str(path)]
     try:
         yield
     finally:
+        sys.argv = given
         sys.path.remove(folder)
         if folder not in sys.path:
             sys.path.append(folder)

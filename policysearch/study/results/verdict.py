@@ -7,11 +7,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
 
 from policysearch.cost.price import MODEL_RESOLUTION, PolicyCost, Speedup, speedup_over
+from policysearch.nn.model import OWN_LOSS
 from policysearch.policy.presets import TF32, TF32_SWITCHES
 from policysearch.study.journal.trials import Confirmation, FailedTrial, Trial
 from policysearch.study.results.difference import Difference, difference
 from policysearch.study.results.learning import Learned
 from policysearch.study.sections import ObjectivesSection, StudySection
+from policysearch.train.losses import unit_of
 from policysearch.train.tasks import Task
 
 Kind = Literal[
@@ -115,6 +117,12 @@ class Verdict:
         return asdict(self)
 
 
+def _not_checked(learned: Learned | None) -> str:
+    own = learned is not None and learned.unit == unit_of(OWN_LOSS)
+    why = "a net's own loss has no constant to beat" if own else "its records are older"
+    return f"; that float32 learned is not checked: {why}"
+
+
 def verdict_of(results: Evidence) -> Verdict:
     """Return what the results come to."""
     left = _left(results)
@@ -123,7 +131,7 @@ def verdict_of(results: Evidence) -> Verdict:
     text = found.text
     if found.kind in ("take", "keep", "at a cost"):
         text += _tf32_words(results, found)
-        text += "" if checked else "; that float32 learned is not checked: its records are older"
+        text += "" if checked else _not_checked(results.learned)
     if left:
         text = f"not decided yet: {left} of {results.spec.study.trials} trials left; so far: {text}"
         return replace(found, kind="undecided", text=text, trials_left=left)

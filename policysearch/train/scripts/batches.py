@@ -55,6 +55,8 @@ class Drawing:
             number("steps", self.steps, 1, 2**31)
         if self.epochs is not None:
             number("epochs", self.epochs, 1e-9, 1e9)
+            if _is_function(self.loader):
+                raise InputError("epochs: of a function, which has no end; expected steps")
         number("accumulation_steps", self.accumulation_steps, 1, 2**16)
         number("validation_batches", self.validation_batches, 1, 2**16)
 
@@ -137,19 +139,40 @@ class Drawing:
 
 
 def iter_of(loader: Any) -> Iterator[Any]:
-    """Return an iterator of a loader's batches; InputError for what is no loader."""
+    """Return an iterator of a loader's batches; InputError for what is no loader.
+
+    A function gives a batch each time it is called, or what yields them.
+    """
+    if _is_function(loader):
+        return _called(loader)
     if isinstance(loader, torch.Tensor) or not hasattr(loader, "__iter__"):
         given = type(loader).__name__
         raise InputError(f"loader: {given}; expected a DataLoader or what yields batches")
     if hasattr(loader, "__next__"):
         given = type(loader).__name__
-        raise InputError(f"loader: {given}, which yields once; expected what can be begun again")
+        raise InputError(
+            f"loader: {given}, which yields once; expected what begins again, or a function"
+        )
     try:
         return iter(loader)
     except Exception as error:
         raise InputError(
             f"loader: {type(error).__name__}: {error}; expected it to begin"
         ) from error
+
+
+def _is_function(loader: Any) -> bool:
+    return callable(loader) and not hasattr(loader, "__iter__")
+
+
+def _called(function: Callable[[], Any]) -> Iterator[Any]:
+    given = function()
+    if hasattr(given, "__next__"):
+        yield from given
+        return
+    while True:
+        yield given
+        given = function()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,169 @@
+"""The outline of a training script, read without running it: its nets, loaders, where it trains."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from policysearch.files import read_text
+from policysearch.values import InputError
+
+MODULES = ("Module", "Sequential", "LightningModule", "PreTrainedModel")
+
+READERS = ("from_loader", "from_trainer", "from_lightning")
+"""Functions whose result is a script that was read."""
+
+FRAMEWORKS = {
+    "lightning": ("from_lightning", "module, datamodule, trainer"),
+    "pytorch_lightning": ("from_lightning", "module, datamodule, trainer"),
+    "transformers": ("from_trainer", "trainer"),
+}
+"""Packages whose trainer is read, with how it is given."""
+
+PLAIN = (
+    "from_loader",
+    "net, loader, loss=..., optimizer=optimizer, scheduler=scheduler, steps=...",
+)
+
+Made = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What a file makes, with arguments that have no default: "Net(width)".
+
+    `nets` are classes of modules and functions that return one, `loaders` functions that return
+    loaders of batches, `scripts` names of those that return a script as READERS do. `trains` is the
+    line of the first step of a training, 0 where there is none, and `at_import` that of one that is
+    taken when the file is imported. `reader` is what reads it, and what that is given.
+    """
+
+    nets: tuple[str, ...]
+    loaders: tuple[str, ...]
+    scripts: tuple[str, ...]
+    trains: int
+    at_import: int
+    reader: tuple[str, str]
+
+    @property
+    def words(self) -> str:
+        """Return how a script goes in, in one line."""
+        reader, given = self.reader
+        parts = {"nets": self.nets, "loaders": self.loaders}
+        made = [f"{what}: {', '.join(names)}" for what, names in parts.items() if names]
+        found = f" ({'; '.join(made)})" if made else ""
+        return f"a function script() that returns policysearch.{reader}({given}){found}"
+
+
+def outline_of(path: Path) -> Outline | None:
+    """Return the outline of a Python file; None where it cannot be parsed."""
+    try:
+        tree = ast.parse(read_text(path, "a Python file"))
+    except (SyntaxError, ValueError, RecursionError, InputError):
+        return None
+    made = [node for node in tree.body if isinstance(node, Made)]
+    nets = _modules(made)
+    built = [n.name for n in made if isinstance(n, ast.FunctionDef) and _returns(n, nets)]
+    trained = [call.lineno for call in _calls(tree) if _trains(call)]
+    return Outline(
+        tuple(_called(node) for node in made if node.name in (*nets, *built)),
+        tuple(_called(node) for node in made if _returns(node, ("DataLoader",))),
+        tuple(node.name for node in made if _returns(node, READERS)),
+        min(trained, default=0),
+        next(_at_import(tree.body, made), 0),
+        next((how for name, how in FRAMEWORKS.items() if _imports(tree, name)), PLAIN),
+    )
+
+
+def _modules(made: Sequence[Made]) -> list[str]:
+    """Return the classes that inherit of a Module, of one another too."""
+    found: list[str] = []
+    for node in made:
+        if isinstance(node, ast.ClassDef):
+            bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
+            if any(base in found or base in MODULES for base in bases):
+                found.append(node.name)
+    return found
+
+
+def _returns(made: Made, names: Sequence[str]) -> bool:
+    """Return whether a function gives what one of these names makes."""
+    if isinstance(made, ast.ClassDef):
+        return False
+    nodes = [*ast.walk(made)]
+    holding = {
+        target.id
+        for node in nodes
+        if isinstance(node, ast.Assign) and _makes(node.value, names)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    returned = [node.value for node in nodes if isinstance(node, ast.Return) and node.value]
+    given = [e for value in returned for e in (*getattr(value, "elts", ()), value)]
+    return any(
+        _makes(value, names) or (isinstance(value, ast.Name) and value.id in holding)
+        for value in given
+    )
+
+
+def _makes(value: ast.expr, names: Sequence[str]) -> bool:
+    return any(ast.unparse(call.func).rpartition(".")[2] in names for call in _calls(value))
+
+
+def _called(made: Made) -> str:
+    """Return a name with the arguments that have no default."""
+    function: ast.AST | None = made
+    if isinstance(made, ast.ClassDef):
+        inside = [n for n in made.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
+        function = inside[0] if inside else None
+    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+        return f"{made.name}()"
+    given = function.args
+    plain = [*given.posonlyargs, *given.args]
+    needed = plain[: len(plain) - len(given.defaults)]
+    needed += [a for a, value in zip(given.kwonlyargs, given.kw_defaults, strict=True) if not value]
+    names = [argument.arg for argument in needed if argument.arg != "self"]
+    return f"{made.name}({', '.join(names)})"
+
+
+def _calls(tree: ast.AST) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def _trains(call: ast.Call) -> bool:
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    of, name = ast.unparse(call.func.value).lower(), call.func.attr
+    return name == "backward" or (name in ("train", "fit") and "trainer" in of)
+
+
+def _at_import(body: Sequence[ast.stmt], made: Sequence[Made]) -> Iterator[int]:
+    """Yield the lines of what trains when a file is imported, by itself or in its functions."""
+    training = {node.name for node in made if any(map(_trains, _calls(node)))}
+    for _ in made:  # what calls one of these trains too
+        training |= {n.name for n in made if training.intersection(map(_name, _calls(n)))}
+    for statement in body:
+        if not isinstance(statement, Made) and not _is_main(statement):
+            for call in _calls(statement):
+                if _trains(call) or _name(call) in training:
+                    yield call.lineno
+
+
+def _name(call: ast.Call) -> str:
+    return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def _is_main(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test)
+
+
+def _imports(tree: ast.Module, package: str) -> bool:
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        if any(name.partition(".")[0] == package for name in names):
+            return package != "transformers" or "Trainer" in ast.unparse(tree)
+    return False

@@ -1,0 +1,190 @@
+"""Training scripts as strangers write them: what `init` finds in them without running them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from policysearch.cli import main
+from policysearch.train import user_code
+from policysearch.train.scripts.outline import Outline, outline_of
+
+PLAIN = """
+import argparse
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int, default=16)
+args = parser.parse_args()
+
+class Block(nn.Module):
+    def __init__(self, width, *, bias=True):
+        super().__init__()
+        self.fc = nn.Linear(width, width, bias)
+
+    def forward(self, x):
+        return torch.relu(self.fc(x))
+
+class Classifier(nn.Sequential):
+    def __init__(self, width=8):
+        super().__init__(nn.Linear(4, width), Block(width), nn.Linear(width, 3))
+
+def build(args):
+    net = Classifier(args.width)
+    return net, 3
+
+def loaders(batch, seed=0):
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(seed))
+    train = DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=batch, shuffle=True)
+    return train, DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=batch)
+
+def run(net, optimizer, loader):
+    for x, y in loader:
+        loss = nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+def main():
+    net, _ = build(args)
+    run(net, torch.optim.AdamW(net.parameters(), lr=1e-2), loaders(8)[0])
+
+if __name__ == "__main__":
+    main()
+"""
+UNGUARDED = PLAIN.replace('if __name__ == "__main__":\n    main()', "main()")
+SCRIPT = (
+    PLAIN
+    + """
+
+def script():
+    import policysearch
+
+    net, _ = build(args)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    loss = nn.CrossEntropyLoss()
+    return policysearch.from_loader(net, loaders(8)[0], loss=loss, optimizer=optimizer, steps=6)
+"""
+)
+TRAINER = """
+from transformers import Trainer, TrainingArguments
+
+class Weighted(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, **more):
+        return model(**inputs).loss
+
+def main():
+    trainer = Weighted(model=None, args=TrainingArguments("out"))
+    trainer.train()
+"""
+LIGHTNING = """
+import lightning as L
+
+class Net(L.LightningModule):
+    def training_step(self, batch, index):
+        return self(batch)
+
+class Digits(L.LightningDataModule):
+    pass
+
+if __name__ == "__main__":
+    L.Trainer(max_epochs=1).fit(Net(), Digits())
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    user_code._module.cache_clear()
+    yield tmp_path
+    user_code._module.cache_clear()
+
+
+def outline(text: str) -> Outline:
+    Path("train.py").write_text(text, encoding="utf-8")
+    found = outline_of(Path("train.py"))
+    assert found is not None
+    return found
+
+
+def test_what_a_script_makes_is_found_with_the_arguments_that_it_wants(folder: Path) -> None:
+    found = outline(PLAIN)
+    assert found.nets == ("Block(width)", "Classifier()", "build(args)")
+    assert found.loaders == ("loaders(batch)",)
+    assert (found.scripts, found.at_import) == ((), 0)
+    assert PLAIN.splitlines()[found.trains - 1].strip() == "loss.backward()"
+    assert found.words == (
+        "a function script() that returns policysearch.from_loader(net, loader, loss=..., "
+        "optimizer=optimizer, scheduler=scheduler, steps=...) "
+        "(nets: Block(width), Classifier(), build(args); loaders: loaders(batch))"
+    )
+    assert outline(SCRIPT).scripts == ("script",)
+
+
+@pytest.mark.parametrize(
+    "text, reader, nets",
+    [(TRAINER, "from_trainer", ()), (LIGHTNING, "from_lightning", ("Net()",))],
+    ids=["trainer", "lightning"],
+)
+def test_trainers_of_others_are_named(
+    text: str, reader: str, nets: tuple[str, ...], folder: Path
+) -> None:
+    found = outline(text)
+    assert (found.reader[0], found.nets, found.at_import) == (reader, nets, 0)
+    assert found.trains == 1 + [
+        "trainer.train()" in line or ".fit(" in line for line in text.splitlines()
+    ].index(True)
+
+
+def test_a_training_at_import_is_found_through_functions_and_nothing_else_is(folder: Path) -> None:
+    assert UNGUARDED.splitlines()[outline(UNGUARDED).at_import - 1] == "main()"
+    bare = "for x in data:\n    loss = net(x)\n    loss.backward()\n"
+    assert outline(bare).at_import == 3
+    calm = "scaler = StandardScaler().fit(x)\nnet.train()\nnet = make()\n"
+    assert (outline(calm).at_import, outline(calm).trains) == (0, 0)
+    Path("broken.py").write_text("def (:")
+    assert outline_of(Path("broken.py")) is None
+    assert outline_of(Path("not-there.py")) is None
+
+
+def test_init_says_what_to_pass_of_a_script(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    Path("train.py").write_text(PLAIN)
+    assert main(["init", "train.py"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert "\n" not in said and f"trains (line {outline(PLAIN).trains})" in said
+    assert "policysearch.from_loader(net, loader" in said and "nets: Block(width)" in said
+    Path("train.py").write_text(UNGUARDED)
+    assert main(["init", "train.py:build"]) == 2
+    last = outline(UNGUARDED).at_import
+    assert f"train.py: line {last} trains on import" in capsys.readouterr().err
+    Path("net.py").write_text("import torch\n\ndef made():\n    return torch.nn.Linear(2, 2)\n")
+    assert main(["init", "net.py"]) == 2
+    said = capsys.readouterr().err
+    assert "one of made" in said and "from_loader" not in said
+
+
+def test_init_of_a_function_that_gives_a_script_is_a_study_that_runs(
+    folder: Path, capsys: pytest.CaptureFixture[str], one_process: None
+) -> None:
+    pytest.importorskip("torch")
+    Path("train.py").write_text(SCRIPT)
+    assert main(["init", "train.py", "--device", "L4"]) == 0
+    said = capsys.readouterr().out
+    assert "batches: 6 of 8 under seed 0" in said and "assumed batch" not in said
+    text = Path("train.toml").read_text()
+    assert 'script = "train.py:script"' in text and "learning_rate" not in text
+    assert "baseline" not in text  # the script says it
+    assert main(["run", "train.toml", "--trials", "1"]) == 0
+    Path("train.toml").unlink()
+    chosen = ["--baseline", "torch.autocast.float16", "--batch", "256", "--steps", "4"]
+    assert main(["init", "train.py:script", "--device", "L4", *chosen]) == 0
+    text = Path("train.toml").read_text()
+    assert 'baseline = "torch.autocast.float16"' in text and "steps = 4" in text
+    assert 'batch_size = 256\nbatch_size_reason = "the batch as trained"' in text
