@@ -21,7 +21,8 @@ from benchmarks.faults.records import cuts, flips, tracebacks
 from benchmarks.faults.studies import drawn_study, studies
 from policysearch.api import load_results, repair_study, run_study
 from policysearch.cli import main
-from policysearch.export.torch_file.template import comment
+from policysearch.export.levels import head
+from policysearch.policy.presets import preset
 from policysearch.report.page.element import tag
 from policysearch.study.journal.records import AGAIN, PREFIX, Records
 from policysearch.study.journal.storage import not_replayed, read_checked, read_line, sealed
@@ -196,8 +197,11 @@ def test_what_the_users_own_code_says_is_filtered_too(
 
 def test_pages_and_comments_go_through_the_filter() -> None:
     attack = ATTACK.partition("\n")[0]
-    for text in (str(tag("p", attack, title=attack)), comment(f"{attack}\nimport os")):
-        assert not any(raw in text for raw in RAW) and "\n" not in text
+    policy = preset("bfloat16", ("fc",))
+    comments = head(policy, [f"{attack}\nimport os"], [], "torch").splitlines()
+    assert all(line.startswith("# ") for line in comments)
+    for text in (str(tag("p", attack, title=attack)), " ".join(comments)):
+        assert not any(raw in text for raw in RAW)
         assert "\\x1b[2J" in text and "\\u202e" in text
     assert printable("größer 大, ok") == "größer 大, ok"
     assert printable("a\tb\nc\rd", "\n\t") == "a\tb\nc\\rd"

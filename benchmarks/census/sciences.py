@@ -209,7 +209,7 @@ class RSSM(nn.Module):
         b = obs.shape[0]
         embed = F.silu(self.obs(torch.sign(obs) * torch.log1p(torch.abs(obs))))
         h, z = torch.zeros(b, WIDTH), torch.zeros(b, 8)
-        bins, losses = torch.linspace(-2, 2, 11), 0
+        bins, losses = torch.linspace(-2, 2, 11), torch.zeros(())
         for i in range(3):
             h = self.cell(torch.cat([z, action[:, i]], -1), h)
             prior, post = (
