@@ -175,6 +175,8 @@ def test_init_of_a_function_that_gives_a_script_is_a_study_that_runs(
 ) -> None:
     pytest.importorskip("torch")
     Path("train.py").write_text(SCRIPT)
+    assert main(["init", "train.py", "--data", "loaders"]) == 2
+    assert "--data: beside script" in capsys.readouterr().err
     assert main(["init", "train.py", "--device", "L4"]) == 0
     said = capsys.readouterr().out
     assert "batches: 6 of 8 under seed 0" in said and "assumed batch" not in said

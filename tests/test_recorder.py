@@ -132,9 +132,10 @@ def recorded(path: Path, loss_of: Callable[[Any], Any], scaler: Scaler | None = 
     with policysearch.record(net, optimizer, path, every=1, scaler=scaler):
         loss = loss_of(net(torch.randn(64, 8)))
         (loss * SCALE if scaler else loss).backward()
+        torch.rand(4) * 1e30  # nothing is seen from the backward pass to the next forward pass
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1e9)
         optimizer.step()
-        torch.randn(4) * 1e30  # nothing is seen from the backward pass to the next forward pass
+        torch.rand(4) * 1e30
 
 
 def test_a_loss_that_is_computed_behind_the_module_is_seen_and_its_scale_is_not(

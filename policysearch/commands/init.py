@@ -72,6 +72,8 @@ def _init(options: argparse.Namespace) -> None:
     if outline and outline.at_import:
         raise InputError(f"{path}: line {outline.at_import} trains on import; expected {GUARD}")
     script = [name for name in outline.scripts if function in ("", name)] if outline else []
+    if script and options.data:
+        raise InputError(f"--data: beside {script[0]}, which has its own; expected it left out")
     if script:
         study = _study_of(options, path, f"{path}:{script[0]}")
     else:
