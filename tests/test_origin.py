@@ -12,6 +12,7 @@ from policysearch.emulator.compile import compile_graph
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph, Node
 from policysearch.ops.builder import Builder
+from policysearch.ops.elementwise import divide
 from policysearch.ops.layer_norm import layer_statistics
 from policysearch.ops.rounded_norms import ROUNDED_NORMS
 from policysearch.ops.source import cast, data
@@ -20,7 +21,7 @@ from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast, quantise
 from policysearch.train.lost_values import Probe
-from policysearch.train.origin import LONGEST_CHAIN, Origin
+from policysearch.train.origin import LONGEST_CHAIN, Origin, Seen, Traced, chain_to
 from policysearch.train.run import Run
 from policysearch.train.tasks import Task
 from policysearch.train.training import train
@@ -149,3 +150,20 @@ def test_what_overflows_inside_a_norm_is_counted(fast: Fast) -> None:
     assert row.layer == "norm" and row.count >= 4 and row.largest >= 90000.0
     for before, after in told:
         np.testing.assert_array_equal(after, quantise(before, format_named("float16")))
+
+
+def test_what_led_to_zero_by_zero_is_the_divisor_and_not_what_was_divided() -> None:
+    """Of the value that is NaN: elsewhere the divisor is the larger."""
+    b = Builder()
+    x, y = (b.emit(data, attrs={"shape": (2,)}, name=name, role="input") for name in "xy")
+    above, below = b.emit(cast, x, format="float32"), b.emit(cast, y, format="float32")
+    graph = b.graph({"z": b.emit(divide, above, below)})
+    nodes = {node.id: node for node in graph.nodes}
+    arrays = np.array([1.0, 0.5]), np.array([9.0, 0.0]), np.array([0.1, np.nan])
+    sizes = {x: arrays[0], above: arrays[0], y: arrays[1], below: arrays[1]}
+    values = {i: sizes.get(i, arrays[2]).astype(np.float32) for i in nodes}
+    chain = chain_to(Traced(graph, values, {}), graph.nodes[-1])
+    assert [node.id for node in chain] == [below, graph.nodes[-1].id]
+    over = Traced(graph, values, {graph.nodes[-1].id: Seen(1, 1e5)})
+    values[above] = np.array([1e9, 1e9], np.float32)
+    assert [node.id for node in chain_to(over, graph.nodes[-1])] == [above, graph.nodes[-1].id]
