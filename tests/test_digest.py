@@ -59,7 +59,7 @@ def with_value(value: Any, path: Path, new: Any) -> Any:
     freed: dict[str, Any] = {}
     if isinstance(value, LossScale) and key == "kind":
         freed = {"schedule": ()}
-    if isinstance(value, Scaling) and key in ("weights", "hadamard", "tensor"):
+    if isinstance(value, Scaling) and key in ("weights", "hadamard", "tensor", "four_over_six"):
         freed = {"recipe": "nvfp4"}  # of the recipes, one has them all
     return dataclasses.replace(value, **{key: with_value(getattr(value, key), rest, new), **freed})
 

@@ -15,6 +15,7 @@ from tests.scaled_steps import step_of
 NET = mlp((64, 48, 32, 10), activation="tanh")
 E8M0 = "E8M0, rounded up"
 TWO = "float8_e4m3fn and a float32 one"
+CHOSEN = "float8_e4m3fn, to 4 or 6, and a float32 one"
 POWER = "float32, a power of two"
 
 KINDS: dict[str, tuple[str, ...]] = {
@@ -39,6 +40,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "nv": ("float4_e2m1fn", "1 x 16", TWO, "nearest_even", "-"),
     "nv sq": ("float4_e2m1fn", "16 x 16", TWO, "nearest_even", "-"),
     "nv row": ("float4_e2m1fn", "1 x 16", f"{TWO} per row", "nearest_even", "-"),
+    "46": ("float4_e2m1fn", "1 x 16", CHOSEN, "nearest_even", "-"),
+    "46 sq": ("float4_e2m1fn", "16 x 16", CHOSEN, "nearest_even", "-"),
     "nv sr": ("float4_e2m1fn", "1 x 16", TWO, "stochastic", "-"),
     "nv rht": ("float4_e2m1fn", "1 x 16", TWO, "nearest_even", "Hadamard 16"),
     "nv sr rht": ("float4_e2m1fn", "1 x 16", TWO, "stochastic", "Hadamard 16"),

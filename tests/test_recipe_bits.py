@@ -110,6 +110,56 @@ def test_nvfp4_as_transformer_engine_quantises(by_row: bool, square: bool, seed:
     same(tensor, expected[2])
 
 
+def four_over_six_of(x: Any, by_row: bool, square: bool) -> tuple[Any, Any]:
+    """Return (values, block scales) as `_quantize_blockwise_4over6_reference` has them."""
+    rows, columns = x.shape
+    blocks = x.abs().reshape(rows, -1, 16).amax(-1)
+    if square:
+        tiles = x.abs().reshape(rows // 16, 16, columns // 16, 16).amax((1, 3))
+        blocks = tiles.repeat_interleave(16, 0)
+    amax = x.abs().amax(1, keepdim=True) if by_row else x.abs().amax()
+    encode = torch.clamp(torch.tensor(256.0) * torch.tensor(6.0) / amax, max=LARGEST)
+    encode = torch.where(amax == 0, torch.tensor(1.0), encode)
+    found = []
+    for share in (1.5, 1.0):
+        scales = torch.clamp(blocks / torch.tensor(6.0) * encode * share, max=448.0)
+        scales = scales.to(torch.float8_e4m3fn).float()
+        inverse = torch.clamp(1.0 / (scales * (1.0 / encode)), max=LARGEST)
+        codes = to_fp4(torch.clamp(x * inverse.repeat_interleave(16, 1), -6.0, 6.0))
+        kept = codes * scales.repeat_interleave(16, 1) * amax / torch.tensor(6.0 * 256.0)
+        each = (kept - x).abs().reshape(rows, -1, 16)
+        lost = torch.zeros_like(blocks)
+        for place in range(16):
+            lost = lost + each[..., place]
+        if square:
+            tree = lost.reshape(rows // 16, 16, -1)
+            while tree.shape[1] > 1:
+                half = tree.shape[1] // 2
+                tree = tree[:, :half] + tree[:, half:]
+            lost = tree[:, 0].repeat_interleave(16, 0)
+        found.append((codes, scales, lost))
+    four = found[0][2] < found[1][2]
+    assert 0.001 < float(four.float().mean()) < 0.9  # of squares, few
+    codes = torch.where(four.repeat_interleave(16, 1), found[0][0], found[1][0])
+    return codes, torch.where(four, found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize(("by_row", "square"), [(False, False), (True, False), (False, True)])
+def test_nvfp4_takes_four_or_six(by_row: bool, square: bool) -> None:
+    x = values(9, binades=12)
+    scaling = Scaling(
+        "nvfp4",
+        weights="squares" if square else "rows",
+        tensor="rows" if by_row else "whole",
+        four_over_six=True,
+    )
+    found, scales, _ = quantised(x, scaling, "float4_e2m1fn", weight=square)
+    expected = four_over_six_of(torch.from_numpy(x), by_row, square)
+    assert found.size >= 10**6
+    same(found, expected[0])
+    same(scales.repeat(16, 0) if square else scales, expected[1])
+
+
 def test_the_order_of_the_product_is_told_apart() -> None:
     """`amax / 6 * S_enc` is another scale where it lies by a tie: of some amaxes in bfloat16."""
     blocks = (1 + torch.arange(128) / 128)[:, None] * 2.0 ** torch.arange(-8, 0)

@@ -171,6 +171,8 @@ def _is_said(operand: Operand) -> bool:
         return operand.format == "bfloat16" and operand.mode is None
     if row is None or row.recipe not in RECIPES or row.top or operand.mode is not None:
         return False
+    if row.four_over_six:  # no field of the factories here
+        return False
     four = row.recipe == "nvfp4"
     fits = operand.format == "float4_e2m1fn" if four else operand.format in EIGHT
     plain_mx = row.recipe != "mx_rceil" or row == Scaling("mx_rceil")

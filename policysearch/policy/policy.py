@@ -58,7 +58,7 @@ LATER_OF_LAYERS = MappingProxyType(
     {"backward": "tensor", "scaling": None, "products": to_plain(Products())}
 )
 LATER_OF_SCALING = MappingProxyType(
-    {"weights": "rows", "hadamard": False, "tensor": "whole", "top": 0.0}
+    {"weights": "rows", "hadamard": False, "tensor": "whole", "top": 0.0, "four_over_six": False}
 )
 """Such fields of layers and of the scaling; they are in no file that does not need them."""
 

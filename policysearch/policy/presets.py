@@ -331,6 +331,14 @@ PRESETS: dict[str, Preset] = {
         ),
         _like(
             _FLOAT8,
+            "te.nvfp4_4over6",
+            "te.nvfp4 whose blocks reach up to 4 or 6, whichever loses less, and no transform",
+            called='NVFP4BlockScaling(disable_rht=True, nvfp4_4over6="all")',
+            layer=_E2M1,
+            scaling=Scaling("nvfp4", weights="squares", four_over_six=True),
+        ),
+        _like(
+            _FLOAT8,
             "torchao.tensorwise",
             "float8, a current scale per tensor",
             called="recipe tensorwise",

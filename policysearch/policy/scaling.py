@@ -46,7 +46,8 @@ class Scaling:
     operands of wgrad are turned by a Hadamard transform of 16 with fixed signs before nvfp4 scales
     them. `tensor`: the float32 scale of nvfp4 is of the "whole" operand or of each of its "rows",
     weights and gradients apart. `top` is what a float32 scale brings the largest value to, 0 the
-    largest number of the format: tapered formats are finest far below that.
+    largest number of the format: tapered formats are finest far below that. `four_over_six`: blocks
+    of nvfp4 reach up to 4 or to 6, whichever loses less; those of gradients to 6.
     """
 
     recipe: Recipe = "none"
@@ -58,6 +59,7 @@ class Scaling:
     hadamard: bool = False
     tensor: Literal["whole", "rows"] = "whole"
     top: float = 0.0
+    four_over_six: bool = False
 
     def __post_init__(self) -> None:
         one_of("recipe", self.recipe, RECIPES)
@@ -78,7 +80,9 @@ class Scaling:
                 f"weights: {self.weights!r} with recipe {self.recipe!r}; "
                 f"expected a recipe with blocks: {', '.join(BLOCKS)}"
             )
-        for name, usual in (("hadamard", False), ("tensor", "whole")):
+        if self.four_over_six and self.hadamard:
+            raise InputError("four_over_six: True with hadamard; expected one of the two")
+        for name, usual in (("hadamard", False), ("tensor", "whole"), ("four_over_six", False)):
             if getattr(self, name) != usual and self.recipe != "nvfp4":
                 given = f"{name}: {getattr(self, name)!r} with recipe {self.recipe!r}"
                 raise InputError(f"{given}; expected recipe 'nvfp4'")
@@ -89,5 +93,6 @@ class Scaling:
         block = BLOCKS.get(self.recipe, 0)
         words = [self.recipe, *[f"{block} x {block} weights"] * (self.weights == "squares")]
         words += ["power of two"] * self.power_of_two + ["Hadamard"] * self.hadamard
+        words += ["4 over 6"] * self.four_over_six
         words += ["a scale per row"] * (self.tensor == "rows")
         return ", ".join(words + [f"up to {self.top:g}"] * bool(self.top))

@@ -17,6 +17,7 @@ SCALES = {
     "mx_scale": "E8M0, rounded down",
     "mx_rceil_scale": "E8M0, rounded up",
     "nvfp4_scale": "float8_e4m3fn and a float32 one",
+    "four_over_six": "float8_e4m3fn, to 4 or 6, and a float32 one",
 }
 """What a scale is, by the op that makes it."""
 

@@ -9,7 +9,7 @@ dgrad) or the examples (wgrad), as in Microsoft's microxcaling.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 from policysearch.formats import Format, Rounding, RoundingMode, format_named
 from policysearch.graph import Node, Op
 from policysearch.ops.amax import amax
-from policysearch.ops.block_products import OVER_BLOCKS
 from policysearch.ops.block_scale import (
     block_cast,
     dequantise,
@@ -27,7 +26,8 @@ from policysearch.ops.block_scale import (
     nvfp4_scale,
 )
 from policysearch.ops.builder import Builder
-from policysearch.ops.hadamard import hadamard
+from policysearch.ops.catalogue import OPS
+from policysearch.ops.four_over_six import BOUND, four_over_six
 from policysearch.ops.scale import amax_history, delayed_scale, descale, scaled_cast, tensor_scale
 from policysearch.ops.source import own, state
 from policysearch.policy.scaling import BLOCKS, E8M0, SCALES, Scaling
@@ -159,7 +159,9 @@ class ScalingPass:
         if (new, axis) not in self._turned:
             # its result is a tensor in the format of what it turns
             fields: dict[str, Any] = {"format": self.b.nodes[new].format}
-            self._turned[new, axis] = self.b.emit(hadamard, new, attrs={"axis": axis}, **fields)
+            self._turned[new, axis] = self.b.emit(
+                OPS["hadamard"], new, attrs={"axis": axis}, **fields
+            )
         return self._turned[new, axis]
 
     def product(self, node: Node, operands: Sequence[Scaled], **fields: Any) -> int:
@@ -195,7 +197,7 @@ class ScalingPass:
         except InputError as error:
             where = f"layer {node.layer!r}: accumulator {accumulator!r} with scales of blocks"
             raise InputError(f"{where}: {error}") from None
-        return next(op for op in OVER_BLOCKS if op.name == f"{node.op.name}_blocks")
+        return OPS[f"{node.op.name}_blocks"]
 
     def _unused(self, name: str) -> str:
         """Return `name`, with a number from 2 where a layer multiplies several such tensors."""
@@ -253,7 +255,8 @@ class ScalingPass:
         fields: dict[str, Any] = {"format": element.name, "rounding": asked.cast}
         along = _cut_attrs(cuts)
         if recipe == "nvfp4":
-            scales, tensor = self._two_levels(new, largest, element, rows)
+            chosen = asked.scaling.four_over_six and not asked.gradient
+            scales, tensor = self._two_levels(new, largest, element, rows, along if chosen else {})
             cut = self.b.emit(block_cast, new, scales, tensor, attrs=along, **fields)
             return Scaled(cut, tensor, scales, cuts)
         if recipe == "blocks":
@@ -274,15 +277,27 @@ class ScalingPass:
         )
 
     def _two_levels(
-        self, new: int, largest: int, element: Format, rows: tuple[int, ...]
+        self,
+        new: int,
+        largest: int,
+        element: Format,
+        rows: tuple[int, ...],
+        chosen: Mapping[str, Any],
     ) -> tuple[int, int]:
-        """Return the scales of the blocks and that of the tensor, or of each of its rows."""
+        """Return the scales of the blocks and that of the tensor, or of each of its rows.
+
+        `chosen`: how blocks are cut whose scale is the better of two.
+        """
         # Two levels, since float8_e4m3fn scales reach from 2**-9 to 448 alone: the scale of the
         # tensor brings its largest block to the top of both formats, those of blocks follow it.
-        maximum = {"maximum": format_named(SCALES["nvfp4"]).max * element.max}
+        top = BOUND if chosen else format_named(SCALES["nvfp4"]).max
         over = {"axes": rows} if rows else {}
-        tensor = self.b.emit(tensor_scale, self.b.emit(amax, new, attrs=over), attrs=maximum)
+        whole = self.b.emit(amax, new, attrs=over)
+        tensor = self.b.emit(tensor_scale, whole, attrs={"maximum": top * element.max})
         stored: dict[str, Any] = {"format": SCALES["nvfp4"], "rounding": NEAREST}
+        if chosen:
+            given = (new, largest, tensor, whole)
+            return self.b.emit(four_over_six, *given, attrs=dict(chosen), **stored), tensor
         attrs = {"maximum": element.max}
         return self.b.emit(nvfp4_scale, largest, tensor, attrs=attrs, **stored), tensor
 
