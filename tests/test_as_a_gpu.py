@@ -25,6 +25,10 @@ CALLS: Mapping[str, Callable[[Any, Any], Any]] = {
     "group_norm": lambda x, w: F.group_norm(x, 4, w[:, 0, 0], w[:, 1, 0]),
     "glu": lambda x, w: F.glu(x, 0),
     "logsigmoid": lambda x, w: F.logsigmoid(x),
+    "fold": lambda x, w: F.fold(x, (3, 3), 2),
+    "grid_sample": lambda x, w: F.grid_sample(
+        x[None], 0.25 * w[None, ..., :2], align_corners=False
+    ),
     "conv1d": lambda x, w: F.conv1d(x, w, padding=1),
 }
 

@@ -102,18 +102,18 @@ def _numbers(distance: Distance | None) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _limit(seconds: int) -> Iterator[None]:
-    """While it is entered, raise TimeoutError after so many seconds."""
+    """While it is entered, raise TimeoutError after so many seconds of this process."""
 
     def stop(*_: object) -> None:
         raise TimeoutError(f"more than {seconds} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 if __name__ == "__main__":

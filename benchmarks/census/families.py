@@ -311,7 +311,7 @@ NETS: Mapping[str, Net] = MappingProxyType(
                 _made(
                     name,
                     f"{name}{head}Model" if head == "LMHead" else f"{name}For{head}",
-                    {**SIZES, **options},
+                    {**({"vocab_size": TOKENS} if "d_model" in options else SIZES), **options},
                     "ids",
                     "mask",
                 ),

@@ -1,11 +1,12 @@
 """16-bit ops on a CPU computed as a GPU does: float32 inside, rounded once.
 
 On a CPU torch rounds the number of an addition, the mean and deviation that a norm keeps for its
-gradients, what the gradients of a convolution sum, what is inside `log_softmax` over the last axis
-and inside the gradients of `glu` and `logsigmoid`, and, past the last whole vector of a tensor,
-what is inside a reciprocal root. Gradients of a batch norm it sums in 16 bits unless all that they
-read lies in one order in memory. A float32 tensor without axes that a 16-bit one is multiplied or
-divided by stays as it is there; a GPU rounds it first, as tensors of any other shape.
+gradients, what the gradients of a convolution sum, what overlapping parts of a `fold` add up, the
+weights of a `grid_sample`, what is inside `log_softmax` over the last axis and inside the gradients
+of `glu` and `logsigmoid`, and, past the last whole vector of a tensor, what is inside a reciprocal
+root. Gradients of a batch norm it sums in 16 bits unless all that they read lies in one order in
+memory. A float32 tensor without axes that a 16-bit one is multiplied or divided by stays as it is
+there; a GPU rounds it first, as tensors of any other shape.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ WIDE = (
     aten.native_group_norm_backward.default,
     aten.glu_backward.default,
     aten._log_softmax.default,
+    aten.col2im.default,
+    aten.grid_sampler_2d.default,
+    aten.grid_sampler_2d_backward.default,
+    aten.grid_sampler_3d.default,
+    aten.grid_sampler_3d_backward.default,
 )
 """Ops with every result rounded to the dtype of what they read first."""
 
