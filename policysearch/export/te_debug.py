@@ -147,7 +147,8 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
         "# What stays wide in a run of that recipe; for diagnosis, as debug mode is slow:",
         "#     debug_api.initialize(config_file=THIS_FILE, feature_dirs=[...])",
         "#     debug_api.infer_and_assign_layer_names(model)",
-        "# A pattern is looked for anywhere in a name: here each is anchored.",
+        "# A pattern is looked for anywhere in a name: here each is anchored. Linears in none",
+        "# multiply as the recipe has it, all others multiply in the dtype of the run.",
     ]
     if not sections:  # a file without a section fails
         sections[ROLES] = []

@@ -48,6 +48,7 @@ $head
 #     config.training.mixed_precision_param = MIXED_PRECISION_PARAM
 #
 # A text is looked for anywhere in the name of a linear: "layers.1" would take layers.10 as well.
+# What is converted is FP8, all others multiply in the dtype of the run.
 
 MIXED_PRECISION_PARAM = $dtype
 
@@ -211,6 +212,7 @@ def offers(formats: LayerPolicy, layer_type: str) -> bool:
 
 def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
     """Return a Python file with `converters`, which the config of a run is given."""
+    policy.check_layers(model.layer_names)
     converter, running = _converter(policy, model), runs(policy, model)
     body = "return []"
     if converter is not None:
