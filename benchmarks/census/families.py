@@ -1,4 +1,4 @@
-"""More families of transformers, torchvision and timm, in tiny configurations."""
+"""More families of transformers, in tiny configurations."""
 
 from __future__ import annotations
 
@@ -47,20 +47,16 @@ ENCODERS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
             {"d_model": 16, "n_layer": 2, "n_head": 4, "d_inner": 32, "dropout": 0.0},
         ),
         "Longformer": ("MaskedLM", {**DRY, "attention_window": 4, "max_position_embeddings": 20}),
-        "BigBird": ("MaskedLM", {**DRY, "attention_type": "original_full"}),
         "ModernBert": ("MaskedLM", {"local_attention": 4, **SPECIAL, "cls_token_id": 1}),
         "RoFormer": ("MaskedLM", {**DRY, "embedding_size": 16}),
         "MPNet": ("MaskedLM", {**DRY, "max_position_embeddings": 20}),
         "SqueezeBert": ("MaskedLM", {**DRY, "embedding_size": 16}),
-        "FNet": ("MaskedLM", {"hidden_dropout_prob": 0.0}),
         "LayoutLM": ("TokenClassification", DRY),
         "Funnel": (
             "MaskedLM",
             {"block_sizes": (1, 1), "d_model": 16, "n_head": 4, "d_head": 4, "d_inner": 32}
             | {"hidden_dropout": 0.0, "attention_dropout": 0.0},
         ),
-        "IBert": ("MaskedLM", {**DRY, "max_position_embeddings": 20}),
-        "Data2VecText": ("MaskedLM", {**DRY, "max_position_embeddings": 20}),
     }
 )
 """Encoders that read tokens and a mask of those that are no padding."""
@@ -77,21 +73,16 @@ DECODERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "Gemma3Text": {**SMALL_HEADS, "sliding_window": 4, "query_pre_attn_scalar": 8},
         "Olmo2": GROUPED,
         "Starcoder2": {**GROUPED, "sliding_window": 4},
-        "Helium": SMALL_HEADS,
         "Nemotron": SMALL_HEADS,
         "DiffLlama": GROUPED,
         "MiniCPM3": {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4}
         | {"qk_rope_head_dim": 4, "v_head_dim": 4, "use_cache": False},
-        "Glm": {**SMALL_HEADS, **SPECIAL},
-        "SmolLM3": {**GROUPED, **SPECIAL},
-        "Cohere2": {**SMALL_HEADS, "sliding_window": 4},
         "RecurrentGemma": {"lru_width": 16, "attention_window_size": 4, "use_cache": False}
         | {"num_hidden_layers": 3},
         "Mamba2": {"num_heads": 4, "head_dim": 8, "state_size": 4, "n_groups": 1, "chunk_size": 4}
         | {"use_cache": False},
         "FalconMamba": {"state_size": 4, "use_cache": False, **SPECIAL},
         "Persimmon": {"use_cache": False, "hidden_dropout": 0.0, "attention_dropout": 0.0},
-        "Exaone4": {**GROUPED, "sliding_window": 4},
     }
 )
 """Decoders that read tokens alone."""
@@ -155,15 +146,7 @@ PIXELS = ("pixel_values",)
 
 OTHERS: Mapping[str, tuple[str, Mapping[str, Any], tuple[str, ...], Inputs]] = MappingProxyType(
     {
-        "T5ForConditionalGeneration": (
-            "T5",
-            {"vocab_size": TOKENS, "d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 1}
-            | {"num_heads": 4, "dropout_rate": 0.0, "use_cache": False},
-            IDS,
-            seq2seq,
-        ),
         "BartForConditionalGeneration": ("Bart", BART, IDS, seq2seq),
-        "PegasusForConditionalGeneration": ("Pegasus", BART, IDS, seq2seq),
         "WhisperForConditionalGeneration": (
             "Whisper",
             {**BART, "num_mel_bins": 8, "max_source_positions": 8, "max_target_positions": 16}
@@ -172,7 +155,6 @@ OTHERS: Mapping[str, tuple[str, Mapping[str, Any], tuple[str, ...], Inputs]] = M
             both(normal((8, 16)), whole((TOKENS, (6,)))),
         ),
         "Wav2Vec2ForCTC": ("Wav2Vec2", WAV, ("input_values",), normal((120,))),
-        "HubertForSequenceClassification": ("Hubert", WAV, ("input_values",), normal((120,))),
         "ASTForAudioClassification": (
             "AST",
             {**VIT, "frequency_stride": 4, "time_stride": 4, "max_length": 16, "num_mel_bins": 8},
@@ -181,47 +163,11 @@ OTHERS: Mapping[str, tuple[str, Mapping[str, Any], tuple[str, ...], Inputs]] = M
         ),
         "ViTForImageClassification": ("ViT", VIT, PIXELS, pictures),
         "Dinov2ForImageClassification": ("Dinov2", VIT, PIXELS, pictures),
-        "Dinov2WithRegistersForImageClassification": (
-            "Dinov2WithRegisters",
-            {**VIT, "use_swiglu_ffn": True},
-            PIXELS,
-            pictures,
-        ),
-        "DPTForDepthEstimation": (
-            "DPT",
-            {**VIT, "num_hidden_layers": 4, "backbone_out_indices": (0, 1, 2, 3)}
-            | {"neck_hidden_sizes": (8, 8, 8, 8), "fusion_hidden_size": 8},
-            PIXELS,
-            pictures,
-        ),
-        "SegformerForSemanticSegmentation": (
-            "Segformer",
-            {"depths": (1, 1, 1, 1), "hidden_sizes": (8, 8, 8, 8), "decoder_hidden_size": 8}
-            | {"num_attention_heads": (1, 1, 2, 2), "drop_path_rate": 0.0}
-            | {"classifier_dropout_prob": 0.0, "num_labels": CLASSES},
-            PIXELS,
-            normal((3, 32, 32)),
-        ),
         "VideoMAEForVideoClassification": (
             "VideoMAE",
             {**VIT, "num_frames": 4, "patch_size": 8},
             PIXELS,
             normal((4, 3, 16, 16)),
-        ),
-        "HieraForImageClassification": (
-            "Hiera",
-            {"embed_dim": 8, "image_size": (32, 32), "depths": (1, 1), "num_heads": (1, 2)}
-            | {"num_query_pool": 1, "masked_unit_size": (4, 4), "num_labels": CLASSES}
-            | {"masked_unit_attention": (True, False)},
-            PIXELS,
-            normal((3, 32, 32)),
-        ),
-        "CvtForImageClassification": (
-            "Cvt",
-            {"embed_dim": (8, 8, 16), "depth": (1, 1, 1), "num_heads": (1, 1, 2)}
-            | {"drop_path_rate": (0.0, 0.0, 0.0), "num_labels": CLASSES},
-            PIXELS,
-            normal((3, 32, 32)),
         ),
         "PatchTSTForPrediction": (
             "PatchTST",
@@ -243,66 +189,6 @@ OTHERS: Mapping[str, tuple[str, Mapping[str, Any], tuple[str, ...], Inputs]] = M
     }
 )
 """Other families: the name of the configuration, its values, arguments by name, and what is fed."""
-
-SMALL: Mapping[str, Any] = MappingProxyType({"num_classes": CLASSES, "weights": None})
-TORCHVISION: Mapping[str, tuple[Mapping[str, Any], tuple[int, ...]]] = MappingProxyType(
-    {
-        "shufflenet_v2_x0_5": ({}, (3, 64, 64)),
-        "squeezenet1_1": ({"dropout": 0.0}, (3, 64, 64)),
-        "googlenet": ({"aux_logits": False, "init_weights": False, "dropout": 0.0}, (3, 64, 64)),
-        "mnasnet0_5": ({"dropout": 0.0}, (3, 64, 64)),
-        "regnet_x_400mf": ({}, (3, 64, 64)),
-        "efficientnet_v2_s": ({"dropout": 0.0, "stochastic_depth_prob": 0.0}, (3, 32, 32)),
-        "video.r2plus1d_18": ({}, (3, 4, 16, 16)),
-        "segmentation.lraspp_mobilenet_v3_large": ({"weights_backbone": None}, (3, 64, 64)),
-    }
-)
-"""Builders of torchvision: options and the shape of one example."""
-
-TIMM: Mapping[str, tuple[int, Mapping[str, Any]]] = MappingProxyType(
-    {
-        **{
-            name: (64, {})
-            for name in ("resnext26ts", "tf_efficientnetv2_b0", "mobilenetv4_conv_small")
-        },
-        **{
-            name: (64, {})
-            for name in ("lcnet_050", "hardcorenas_a", "repghostnet_050", "convnext_atto")
-        },
-        **{name: (64, {}) for name in ("ese_vovnet19b_slim", "darknet53", "inception_next_atto")},
-        **{
-            name: (64, {})
-            for name in ("mobileone_s0", "efficientformerv2_s0", "hgnetv2_b0", "rdnet_tiny")
-        },
-    }
-)
-
-
-class First(nn.Module):
-    """A model that returns its results in a dict; the one of the task."""
-
-    def __init__(self, net: Any) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: torch.Tensor) -> Any:
-        out = self.net(x)
-        return out["out"].mean((2, 3)) if isinstance(out, dict) else out
-
-
-def _of_torchvision(name: str, options: Mapping[str, Any]) -> Callable[[], Any]:
-    def make() -> Any:
-        timm_models()
-        place, _, builder = name.rpartition(".")
-        module = importlib.import_module(f"torchvision.models{'.' + place if place else ''}")
-        return First(getattr(module, builder)(**{**SMALL, **options}))
-
-    return make
-
-
-def _of_timm(name: str, options: Mapping[str, Any]) -> Callable[[], Any]:
-    return lambda: timm_models()[0].create_model(name, num_classes=CLASSES, **options)
-
 
 NETS: Mapping[str, Net] = MappingProxyType(
     {
@@ -334,14 +220,6 @@ NETS: Mapping[str, Net] = MappingProxyType(
         **{
             name: Net(_made(family, name, options, *arguments), inputs)
             for name, (family, options, arguments, inputs) in OTHERS.items()
-        },
-        **{
-            f"torchvision {name}": Net(_of_torchvision(name, options), normal(shape))
-            for name, (options, shape) in TORCHVISION.items()
-        },
-        **{
-            f"timm {name}": Net(_of_timm(name, options), normal((3, side, side)))
-            for name, (side, options) in TIMM.items()
         },
     }
 )
