@@ -7,7 +7,6 @@ import io
 import json
 import random
 import warnings
-from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -65,12 +64,18 @@ def test_a_journal_is_replayed_in_one_pass_that_goes_on_behind_what_cannot_be(
 ) -> None:
     """What Optuna has read is copied once, not with every record: journals grow long."""
     sound = records_of(finished(tmp_path)[1])
-    with mock.patch.object(JournalStorage, "get_all_studies", autospec=True) as replay:
-        replay.side_effect = partial(JournalStorage.get_study_id_from_name, study_name="tiny")
+    replayed = JournalStorage.get_study_name_from_id
+    with mock.patch.object(JournalStorage, "get_study_name_from_id", autospec=True) as replay:
+        replay.side_effect = replayed
         assert not_replayed(sound) == [] and replay.call_count == 1
     bad = {"op_code": 4, "study_id": 0}, {"op_code": 99}, {"op_code": 2, "study_id": 7}
     assert not_replayed([*sound[:5], bad[0], *sound[5:9], *bad[1:], *sound[9:]]) == [5, 10, 11]
     assert not_replayed([*sound, bad[0]]) == [len(sound)]
+    deep: list[object] = []
+    for _ in range(600):  # as deep as JSON is read, and too deep for the copies that Optuna makes
+        deep = [deep]
+    attribute = {"op_code": 2, "study_id": 0, "user_attr": {"deep": deep}}
+    assert not_replayed([*sound[:5], attribute, *sound[5:]]) == [5]
 
 
 def test_two_records_of_the_identity_that_differ_are_refused_and_repaired(tmp_path: Path) -> None:

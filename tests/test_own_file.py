@@ -171,6 +171,7 @@ def model():
 def test_a_module_is_imported_once_in_a_command_and_anew_with_another_file(
     study: StudySpec,
 ) -> None:
+    pytest.importorskip("torch")
     write_net(MODULE)
     first, same = (objective_of(study).model for _ in range(2))
     assert first is same

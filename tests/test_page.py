@@ -339,12 +339,12 @@ def test_a_policy_is_named_without_reading_all_of_it(said: str) -> None:
 
 
 def test_formats_that_no_policy_had_are_named(results: Results) -> None:
-    space = replace(results.spec.space, formats=("float16", "float8_e5m2", "float32"))
+    space = replace(results.spec.space, formats=("float16", "float6_e3m2fn", "float32"))
     offered = replace(results, spec=replace(results.spec, space=space))
     said = " ".join(tree_of(page(offered)).texts)
-    assert "in no policy that was trained: float8_e5m2." in said
+    assert "in no policy that was trained: float6_e3m2fn." in said
     indented = [replace(t, text=t.policy.to_json()) for t in offered.trials]
-    assert "trained: float8_e5m2." in page(replace(offered, trials=tuple(indented)))
+    assert "trained: float6_e3m2fn." in page(replace(offered, trials=tuple(indented)))
 
 
 def plain_of(html: str, anchor: str) -> str:
