@@ -17,7 +17,7 @@ from policysearch.policy.policy import LayerPolicy, Policy, from_json, uniform_l
 from policysearch.policy.presets import preset
 from policysearch.rewrite.format_rules import FormatRule, LayerMatch
 from policysearch.space import decided
-from policysearch.space.decided.base import Decided, Group, by_group
+from policysearch.space.decided.base import Decided, Group, by_group, telling
 from policysearch.space.encoding import Encoding
 from policysearch.space.equivalence import has_short_range
 from policysearch.space.model_space import make_space
@@ -296,3 +296,15 @@ def test_the_policies_of_a_space_are_named_by_what_differs(tmp_path: Path) -> No
     usual = space.project(preset("bfloat16", space.layers))
     changed = {f"format.fc{i}": "float32" for i in (1, 3, 4, 5)} | {"master_weights": True}
     assert space.policy(usual | changed).name.startswith("bf16 (fp32 in fc1, fc3 to fc5)")
+
+
+def test_a_group_is_told_by_its_products_where_a_norm_runs_wider() -> None:
+    """As torchao runs FP8: a norm that leads its block has 16 bits, its linear 8."""
+    formats = ("float32", "bfloat16", "float8_e4m3fn")
+    space = make_space(SpaceSection(formats=formats, granularity="net"), lenet5())
+    (key,) = (name for name in space.choices() if name.startswith("format."))
+    first, *rest = (low := space.policy({key: "float8_e4m3fn"})).layers
+    wide = replace(low, layers=((first[0], uniform_layer("bfloat16")), *rest))
+    (group,) = space.groups
+    assert group.layers[0] == first[0] != telling(wide, group)
+    assert space.project(wide)[key] == "float8_e4m3fn"

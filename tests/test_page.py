@@ -483,3 +483,16 @@ def test_an_element_refuses_what_a_strict_policy_forbids() -> None:
 )
 def test_small_numbers_are_written_as_people_do(value: float, said: str) -> None:
     assert power(value) == said
+
+
+def test_the_lines_for_the_script_round_updates_where_the_policy_does(results: Results) -> None:
+    assert "apply_policy" in page(results) and "store_updates" not in page(results)
+    drawn = [replace(t, text=compact(with_updates(t.policy))) for t in results.trials]
+    assert "policy.store_updates(optimizer)" in page(replace(results, trials=tuple(drawn)))
+
+
+def with_updates(policy: Policy) -> Policy:
+    """Return the policy with parameters in bfloat16, updated by chance."""
+    stored = tuple((name, replace(row, param="bfloat16")) for name, row in policy.layers)
+    rounding = replace(policy.rounding, update=replace(policy.rounding.update, mode="stochastic"))
+    return replace(policy, master_weights=False, layers=stored, rounding=rounding)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from policysearch.cli import main
 from policysearch.export.reading import DEFAULT_RULE, grouped, narrower
-from policysearch.export.targets import Target, targets
+from policysearch.export.targets import Target, read_file, targets
 from policysearch.nn.models import gpt, lenet5, mlp
 from policysearch.policy.policy import LayerPolicy, Policy, from_json, to_data, uniform_layer
 from policysearch.policy.policy_file import read_policy
@@ -100,6 +100,17 @@ def test_what_is_narrower_is_found() -> None:
 def test_lines_of_several_layers_become_one() -> None:
     lines = ["layer a: is x", "whole: y", "layer b: is x", "layer c: is z"]
     assert grouped(lines) == ["2 layers (a, b): is x", "whole: y", "layer c: is z"]
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [("x.yaml", "*.yaml may be one for --target megatron or te_debug"), ("x.py", ""), ("x", "")],
+)
+def test_a_file_of_other_targets_is_told_by_its_name(where: str, said: str) -> None:
+    with pytest.raises(InputError) as error:
+        read_file("torch", "a: b\n", MODELS["mlp"], where)
+    assert str(error.value).startswith(where) and str(error.value).endswith(said)
+    assert ("--target" in str(error.value)) == bool(said)
 
 
 @over_targets

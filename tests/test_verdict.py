@@ -330,6 +330,8 @@ def test_tf32_that_is_slower_than_the_pick_is_not_taken(
     # Nothing faster than the baseline: that is kept.
     kept = with_switch(results_of(spec, float32, [(1.5, 0.5, near(1e-4))]), idle).verdict
     assert kept.kind == "keep" and kept.trial == 1 and not kept.switch
+    said = "is modeled at 2.05x float32, faster than that, and loss and accuracy no worse"
+    assert said in str(kept) and "worse:" not in str(kept)
 
 
 def test_tf32_that_loses_is_not_taken(spec: StudySpec, float32: PolicyCost) -> None:

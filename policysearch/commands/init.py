@@ -94,11 +94,13 @@ def _study_of(options: argparse.Namespace, path: str, script: str, model: str = 
 
     device_name = str(_asked(options, "device", DEVICE))
     device = device_at(CostSection(device_name, options.stack).device)
-    own = script_at(script, Path()).task.batch_size if script else None
-    batch = _asked(options, "batch", own or BATCH, asks=not script)
+    given = script_at(script, Path()) if script else None
+    own = given.task.batch_size if given else BATCH
+    batch = _asked(options, "batch", own, asks=not script)
     if not isinstance(batch, int) or not 1 <= batch <= 2**30:
         raise InputError(f"--batch: {batch!r}; expected a number of examples, 1 or more")
-    baseline = str(_asked(options, "baseline", usual_baseline(device), asks=not script))
+    usual = given.baseline if given and given.baseline != "float32" else usual_baseline(device)
+    baseline = str(_asked(options, "baseline", usual, asks=not script))
     one_of("--baseline", baseline, PRESETS)
     return FirstStudy(
         net=path,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any, Protocol, cast
 
 import policysearch.export
@@ -93,9 +94,18 @@ def read_file(target: str, text: str, model: Model, where: str) -> Reading:
     """
     try:
         return target_named(target).read(text, model, where)
-    except InputError:
-        raise
+    except InputError as error:
+        raise InputError(f"{error}{_others(target, where)}") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise InputError(f"{where}: {error!r}; expected a file as {target} has it") from None
     except (RecursionError, SyntaxError):
         raise InputError(f"{where}: nested too deep; expected a file as {target} has it") from None
+
+
+def _others(target: str, where: str) -> str:
+    """Return which targets have files called so, where this one has others."""
+    there, suffix = targets(), PurePath(where).suffix
+    names = [name for name in there if suffix == there[name].SUFFIX]
+    if not names or suffix == there[target].SUFFIX:
+        return ""
+    return f"; a file *{suffix} may be one for --target {' or '.join(names)}"

@@ -12,6 +12,7 @@ from policysearch.cost.device_file import device_at
 from policysearch.cost.devices import Device
 from policysearch.data.datasets import Dataset
 from policysearch.nn.model import Model
+from policysearch.policy.presets import preset
 from policysearch.rewrite.patterns import block_of
 from policysearch.study.specification import StudySpec, spec_from_text
 from policysearch.train.scripts.script import Script
@@ -108,7 +109,7 @@ class FirstStudy:
             device_assumed=self._assumed("device", "  # assumed; see `policysearch hardware`"),
             stack=self.stack,
             priced=self._priced(trained),
-            formats=_listed(formats_on(self.device)),
+            formats=_listed(self._formats()),
             granularity=granularity,
             granularity_comment=f"  # {groups} that are decided one by one",
             scalings=self._scalings(),
@@ -116,6 +117,13 @@ class FirstStudy:
             loss_scales=_listed(self._loss_scales()),
             ladder=_listed(self._ladder()),
         )
+
+    def _formats(self) -> tuple[str, ...]:
+        """Return the formats to search: the device's, and the 16 bits that are run today."""
+        first, usual, *eight = formats_on(self.device)
+        run = preset(self.baseline, ("layer",)).layer("layer").compute
+        own = [run] if run == "float16" != usual and run in self.device.formats else []
+        return (first, usual, *own, *eight)
 
     def _run_today(self) -> str:
         """Return the baseline, which a script says itself."""
@@ -176,7 +184,7 @@ class FirstStudy:
 
     def _loss_scales(self) -> Sequence[str]:
         """Return the kinds: float16 has gradients that vanish without a scale."""
-        return ("none", *["dynamic"] * (sixteen_bits(self.device) == "float16"))
+        return ("none", *["dynamic"] * ("float16" in self._formats()))
 
     def _ladder(self) -> Iterator[str]:
         yield "uniform"

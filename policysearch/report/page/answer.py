@@ -7,6 +7,7 @@ import re
 from urllib.parse import quote
 
 from policysearch.cost.price import speedup_over
+from policysearch.export.torch_runs import draws_updates
 from policysearch.policy.presets import TF32
 from policysearch.report.against import FLOAT32
 from policysearch.report.page.element import Child, Html, Section, joined, tag
@@ -223,6 +224,8 @@ def _apply(sight: Sight, pick: Trial) -> Html:
             "model = policy.apply_policy(model, device_type='cuda')\n"
             "scaler = policy.make_grad_scaler('cuda')"
         )
+        if draws_updates(pick.policy):  # without it the file rounds to nearest, and updates vanish
+            lines += "\noptimizer = policy.store_updates(optimizer)"
         parts.append(code("Then in the training script", "lines", lines))
     plain = json.dumps(json.loads(pick.policy.to_json()), separators=(",", ":"))
     download = tag(

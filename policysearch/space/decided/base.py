@@ -105,6 +105,15 @@ class Decided(Protocol):
         ...
 
 
+def telling(policy: Policy, group: Group) -> str:
+    """Return the layer of a group whose formats tell what was decided of it: the narrowest.
+
+    A target may run a norm wider than the products beside it.
+    """
+    layers = dict(policy.layers)
+    return min(group.layers, key=lambda name: format_named(layers[name].compute).bits)
+
+
 def check_formats(name: str, formats: Sequence[str], spare: str = "") -> None:
     """Raise InputError, beginning with `name`, for a text that is no format and not `spare`."""
     for each in formats:

@@ -19,6 +19,7 @@ from policysearch.space.decided.base import (
     check_different,
     check_formats,
     short_format,
+    telling,
     with_layers,
 )
 from policysearch.values import InputError, names_once
@@ -81,10 +82,12 @@ class Formats:
         return replace(policy, layers=layers)
 
     def read(self, policy: Policy, section: LayerFormats, at: Setting) -> Params:
-        return {f"format.{g.name}": _name_of(policy, g.layers[0], section) for g in at.groups}
+        return {
+            f"format.{g.name}": _name_of(policy, telling(policy, g), section) for g in at.groups
+        }
 
     def words(self, policy: Policy, section: LayerFormats, at: Setting) -> list[str]:
-        names = [_name_of(policy, group.layers[0], section) for group in at.groups]
+        names = [_name_of(policy, telling(policy, group), section) for group in at.groups]
         said = [name if name in layer_presets() else short_format(name) for name in names]
         return [by_group(said, at.groups)]
 
@@ -143,7 +146,7 @@ class Roles:
         params: Params = {}
         layers = dict(policy.layers)
         for group in at.groups:
-            layer = layers[group.layers[0]]
+            layer = layers[telling(policy, group)]
             usual = uniform_layer(layer.compute)
             for role, key in ROLES.items():
                 name = getattr(layer, role)
@@ -153,7 +156,7 @@ class Roles:
 
     def words(self, policy: Policy, section: LayerFormats, at: Setting) -> list[str]:
         layers = dict(policy.layers)
-        firsts = [layers[group.layers[0]] for group in at.groups]
+        firsts = [layers[telling(policy, group)] for group in at.groups]
         return [word for role in ROLES if (word := _role_word(role, firsts, at.groups))]
 
 

@@ -15,6 +15,7 @@ from policysearch.space.decided.base import (
     by_group,
     check_different,
     short_format,
+    telling,
 )
 from policysearch.values import InputError
 
@@ -64,7 +65,7 @@ class LayerProducts:
     def read(self, policy: Policy, section: ProductFormats, at: Setting) -> Params:
         layers = dict(policy.layers)
         return {
-            f"products.{g.name}": nearest_words(layers[g.layers[0]], section.products)
+            f"products.{g.name}": nearest_words(layers[telling(policy, g)], section.products)
             for g in at.groups
         }
 
@@ -72,7 +73,7 @@ class LayerProducts:
         if section.products == (SAME,):
             return []
         layers = dict(policy.layers)
-        said = [_short(words_of(layers[group.layers[0]])) for group in at.groups]
+        said = [_short(words_of(layers[telling(policy, group)])) for group in at.groups]
         if set(said) == {"-"}:
             return []
         return [f"products:{by_group(said, at.groups)}"]

@@ -14,6 +14,7 @@ from policysearch.space.decided.base import (
     check_different,
     check_formats,
     short_format,
+    telling,
     with_layers,
 )
 
@@ -60,7 +61,7 @@ class Storage:
         for group in at.groups:
             format = params.get(f"param.{group.name}", section.param_formats[0])
             stored[group.name] = (
-                usual_storage(layers[group.layers[0]].compute) if format == SAME else format
+                usual_storage(layers[telling(policy, group)].compute) if format == SAME else format
             )
         return with_layers(policy, at, param=stored)
 
@@ -68,7 +69,7 @@ class Storage:
         layers = dict(policy.layers)
         decisions: Params = {"master_weights": policy.master_weights}
         for group in at.groups:
-            layer = layers[group.layers[0]]
+            layer = layers[telling(policy, group)]
             same = policy.master_weights or layer.param == usual_storage(layer.compute)
             offered = SAME in section.param_formats
             decisions[f"param.{group.name}"] = SAME if same and offered else layer.param
@@ -78,7 +79,7 @@ class Storage:
         if policy.master_weights:
             return []
         layers = dict(policy.layers)
-        firsts = [layers[group.layers[0]] for group in at.groups]
+        firsts = [layers[telling(policy, group)] for group in at.groups]
         said = [short_format(each.param) for each in firsts]
         if all(each.param == usual_storage(each.compute) for each in firsts):
             return ["no-master"]

@@ -74,7 +74,8 @@ class Difference:
     @property
     def _loss(self) -> str:
         reach = "" if self.reach is None else f" +- {self.reach:.1e}"
-        return f"{self.gap:+.1e}{reach} {self.unit}"
+        unit = "" if self.unit == "loss" else f" {self.unit}"  # "loss +2e-06", of a net's own
+        return f"{self.gap:+.1e}{reach}{unit}"
 
     @property
     def _accuracy(self) -> str:

@@ -432,4 +432,5 @@ def _tf32_fault(results: Evidence, trained: Trial | None) -> str:
         return "at a gap that was not trained"
     if trained.diverged or (fault := _doubt(results, trained)):
         return f"but it fails: {trained.divergence or fault}"
-    return f"but its loss is worse: {_beside(results, trained, _rival(results)[0]).cost}"
+    beside = _beside(results, trained, _rival(results)[0])
+    return f"but its loss is worse: {beside.cost}" if beside.worse else f"and {beside.said}"
