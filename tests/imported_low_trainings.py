@@ -159,7 +159,7 @@ def trained_low_as_torch(
 ) -> float:
     """Assert that losses stay within twice what those of jittered copies move, or 1e-4.
 
-    Return how far the first loss and the last are apart: the net has learned.
+    Return how far a loss is from the first: what batches and training move in the net.
     """
     dtype, module = getattr(torch, name), training.module()
     trainer = _trainer(training, module, name, own_loss)
@@ -186,4 +186,4 @@ def trained_low_as_torch(
             noise,
         )
         losses.append(expected)
-    return abs(losses[0] - losses[-1])
+    return max(abs(loss - losses[0]) for loss in losses)

@@ -50,7 +50,6 @@ def _changed_diagonal(x: Any) -> Any:
 
 
 REFUSED: dict[str, tuple[Function, str]] = {
-    "a number of the batch": (lambda x: x * (1.0 / len(x)), r"mul: 0.5 with 2 examples, 0.2 with"),
     "a power of batches": (lambda x: x * len(x) ** 3, r"mul: 8 with 2 examples, 125 with 5"),
     "half a batch": (lambda x: x + x[len(x) // 2 :][:1], r"slice: 1 with 2 examples, 2 with 5"),
     "a constant of the batch": (

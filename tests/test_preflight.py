@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,10 +55,10 @@ def test_a_loss_scale_is_measured_by_the_gradients_that_it_makes(objective: Obje
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("mask", "mask.py:25): a mask or constant of 1e+09"),
-        ("summed_loss", "summed_loss.py:24): a loss of 9.06e+04"),
-        ("exponential", "exponential.py:22): values of 1.47e+06"),
-        ("static_scale", "loss scale 1.04858e+06"),
+        ("mask", r"^mask.py:25: .*: a mask or constant of 1e\+09"),
+        ("summed_loss", r"^summed_loss.py:24: .*: a loss of 9.06e\+04"),
+        ("exponential", r"^exponential.py:22: .*: values of 1.47e\+06"),
+        ("static_scale", r"loss scale 1.04858e\+06"),
         ("dynamic_scale", "all 60 steps are skipped"),
     ],
 )
@@ -67,7 +68,7 @@ def test_known_failures_are_told_before_they_happen(name: str, words: str) -> No
 
     case = failure(name)
     (line,) = preflight(case.objective, case.policy, 0)
-    assert words in line and "65504" in line
+    assert re.search(words, line) and "65504" in line
     wide = preset("bfloat16", case.objective.model.layer_names)
     assert preflight(case.objective, wide, 0) == ()
 

@@ -424,7 +424,7 @@ def test_a_study_file_names_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for bad, message in (
         ('script = "train.py:loader"', "task.script: train.py:loader returned DataLoader"),
         ('script = "train.py:study"\nmodel = "mlp"', "task.model: beside script"),
-        ("script = 3", "task.script: 3; expected file.py:function"),
+        ("script = 3", "task.script: 3; expected str"),
     ):
         Path("bad.toml").write_text(STUDY.replace('script = "train.py:study"', bad))
         with pytest.raises(ps.InputError, match=message):

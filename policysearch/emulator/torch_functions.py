@@ -25,7 +25,7 @@ UFUNCS: Mapping[str, Callable[..., Tensor]] = {
     **_named("trunc", "isfinite", "isnan", "isinf", "logical_and", "logical_or", "logical_not"),
     **_named("logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"),
     **_named("not_equal", "less", "less_equal", "greater", "greater_equal", "copysign"),
-    **_named("reciprocal", "logaddexp", "matmul", "positive", "hypot"),
+    **_named("reciprocal", "logaddexp", "matmul", "positive", "hypot", "arctan2"),
     "divide": torch.div,
     "equal": torch.eq,
     "power": torch.pow,
