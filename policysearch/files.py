@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import os
 import secrets
+import warnings
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -139,3 +141,18 @@ def _shipped(suffix: str) -> list[Path]:
         return sorted(clone.rglob(f"*{suffix}"))
     recorded = [file for file in metadata.files("policysearch") or () if "studies" in file.parts]
     return sorted(Path(str(file.locate())) for file in recorded if file.suffix == suffix)
+
+
+def syntax_of(text: str, where: str, what: str) -> ast.Module:
+    """Return the syntax of a Python file that is read and not run; InputError where it has none.
+
+    `what` is what was expected there: "an exported file". What Python finds odd in it is not said.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        raise InputError(f"{where}: {error}; expected {what}") from None
+    except (RecursionError, MemoryError):
+        raise InputError(f"{where}: nested too deep; expected {what}") from None

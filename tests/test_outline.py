@@ -149,6 +149,14 @@ def test_a_training_at_import_is_found_through_functions_and_nothing_else_is(fol
     Path("broken.py").write_text("def (:")
     assert outline_of(Path("broken.py")) is None
     assert outline_of(Path("not-there.py")) is None
+    Path("deep.py").write_text("x = " + "-" * 100_000 + "1")
+    assert outline_of(Path("deep.py")) is None
+
+
+def test_what_python_finds_odd_in_a_script_is_not_said(folder: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="invalid escape"):
+        compile(odd := 'pattern = "\\d"\nloss.backward()\n', "train.py", "exec")
+    assert outline(odd).trains == 2
 
 
 def test_init_says_what_to_pass_of_a_script(
@@ -174,10 +182,12 @@ def test_init_of_a_function_that_gives_a_script_is_a_study_that_runs(
     folder: Path, capsys: pytest.CaptureFixture[str], one_process: None
 ) -> None:
     pytest.importorskip("torch")
-    Path("train.py").write_text(SCRIPT)
+    counted = "def script():\n    with open('runs.txt', 'a') as runs:\n        runs.write('x')\n"
+    Path("train.py").write_text(SCRIPT.replace("def script():\n", counted))
     assert main(["init", "train.py", "--data", "loaders"]) == 2
     assert "--data: beside script" in capsys.readouterr().err
     assert main(["init", "train.py", "--device", "L4"]) == 0
+    assert Path("runs.txt").read_text() == "x"  # it makes the net and draws the batches once
     said = capsys.readouterr().out
     assert "batches: 6 of 8 under seed 0" in said and "assumed batch" not in said
     text = Path("train.toml").read_text()

@@ -19,6 +19,7 @@ from policysearch.values import InputError, one_of
 
 if TYPE_CHECKING:
     from policysearch.study.first_study import FirstStudy
+    from policysearch.train.scripts.script import Script
 
 BATCH = 64
 MODELS = ("model", "net", "Net", "Model", "build_model", "make_model", "get_model")
@@ -71,21 +72,26 @@ def _init(options: argparse.Namespace) -> None:
     outline = outline_of(Path(path))
     if outline and outline.at_import:
         raise InputError(f"{path}: line {outline.at_import} trains on import; expected {GUARD}")
-    script = [name for name in outline.scripts if function in ("", name)] if outline else []
-    if script and options.data:
-        raise InputError(f"--data: beside {script[0]}, which has its own; expected it left out")
-    if script:
-        study = _study_of(options, path, f"{path}:{script[0]}")
+    scripts = [name for name in outline.scripts if function in ("", name)] if outline else []
+    if scripts and options.data:
+        raise InputError(f"--data: beside {scripts[0]}, which has its own; expected it left out")
+    if scripts:
+        study, script = _study_of(options, path, f"{path}:{scripts[0]}")
     else:
-        study = _study_of(options, path, "", _named(path, function, MODELS, "model"))
-    text, lines = _text_and_lines(study)
+        study, script = _study_of(options, path, "", _named(path, function, MODELS, "model"))
+    text, lines = _text_and_lines(study, script)
     write_files({out.name: text.encode()}, out.parent)
     print("\n".join([f"wrote {out}: {lines[0]}", *lines[1:]]))
     print(f"next: policysearch run {out}")
 
 
-def _study_of(options: argparse.Namespace, path: str, script: str, model: str = "") -> FirstStudy:
-    """Return the study of a script, which says batch, steps and baseline itself, or of a model."""
+def _study_of(
+    options: argparse.Namespace, path: str, place: str, model: str = ""
+) -> tuple[FirstStudy, Script | None]:
+    """Return the study of the script at a place, which is run once, and it; or that of a model.
+
+    A script says batch, steps and baseline itself.
+    """
     from policysearch.cost.device_file import device_at
     from policysearch.policy.presets import PRESETS
     from policysearch.study.cost_section import CostSection
@@ -94,15 +100,15 @@ def _study_of(options: argparse.Namespace, path: str, script: str, model: str = 
 
     device_name = str(_asked(options, "device", DEVICE))
     device = device_at(CostSection(device_name, options.stack).device)
-    given = script_at(script, Path()) if script else None
-    own = given.task.batch_size if given else BATCH
-    batch = _asked(options, "batch", own, asks=not script)
+    script = script_at(place, Path()) if place else None
+    own = script.task.batch_size if script else BATCH
+    batch = _asked(options, "batch", own, asks=script is None)
     if not isinstance(batch, int) or not 1 <= batch <= 2**30:
         raise InputError(f"--batch: {batch!r}; expected a number of examples, 1 or more")
-    usual = given.baseline if given and given.baseline != "float32" else usual_baseline(device)
-    baseline = str(_asked(options, "baseline", usual, asks=not script))
+    usual = script.baseline if script and script.baseline != "float32" else usual_baseline(device)
+    baseline = str(_asked(options, "baseline", usual, asks=script is None))
     one_of("--baseline", baseline, PRESETS)
-    return FirstStudy(
+    study = FirstStudy(
         net=path,
         name=Path(path).stem,
         model=f"{path}:{model}",
@@ -114,8 +120,9 @@ def _study_of(options: argparse.Namespace, path: str, script: str, model: str = 
         batch=batch,
         steps=options.steps or (0 if script else STEPS),
         assumed=tuple(name for name in SAID if getattr(options, name) is None),
-        script=script,
+        script=place,
     )
+    return study, script
 
 
 def _asked(options: argparse.Namespace, name: str, usual: object, asks: bool = True) -> object:
@@ -155,17 +162,15 @@ def _named(path: str, said: str, usual: Sequence[str], what: str) -> str:
     return known[0]
 
 
-def _text_and_lines(study: FirstStudy) -> tuple[str, list[str]]:
+def _text_and_lines(study: FirstStudy, script: Script | None) -> tuple[str, list[str]]:
     """Return the study in TOML, and what it says in words; it is checked as `run` will."""
     from policysearch.study.specification import spec_from_text
-    from policysearch.train.scripts.script import script_at
     from policysearch.train.user_code import own_dataset, own_model
 
-    if study.script:
-        given = script_at(study.script, Path())
-        text = study.text(given.model, given.data, given.task.batch_size)
-        spec_from_text(text, "init")
-        return text, [*study.words(given.model, given.data), *given.taken]
+    if script is not None:
+        text = study.text(script.model, script.data, script.task.batch_size)
+        spec_from_text(text, "init", script=script)
+        return text, [*study.words(script.model, script.data), *script.taken]
     dataset = own_dataset(study.data)
     model = own_model(study.model, dataset, "")
     text = study.text(model, dataset)

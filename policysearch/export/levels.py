@@ -18,8 +18,8 @@ from policysearch.export.reading import (
     in_words,
     literal,
     policy_of,
-    syntax_of,
 )
+from policysearch.files import syntax_of
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale

@@ -16,9 +16,9 @@ from policysearch.export.reading import (
     Reading,
     literal,
     policy_of,
-    syntax_of,
     unmatched,
 )
+from policysearch.files import syntax_of
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.normal_forms import normal

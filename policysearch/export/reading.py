@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,21 +19,6 @@ BASE = "torch.autocast.bfloat16"
 """The preset whose op lists a policy has that is read from a file without any."""
 
 DEFAULT_RULE = "no rule"
-
-
-def syntax_of(text: str, where: str, what: str) -> ast.Module:
-    """Return the syntax of a Python file that is read and not run; InputError where it has none.
-
-    `what` is what was expected there: "an exported file". What Python finds odd in it is not said.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(text)
-    except (SyntaxError, ValueError) as error:
-        raise InputError(f"{where}: {error}; expected {what}") from None
-    except (RecursionError, MemoryError):
-        raise InputError(f"{where}: nested too deep; expected {what}") from None
 
 
 def literal(node: ast.expr) -> Any:

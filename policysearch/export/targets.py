@@ -98,7 +98,7 @@ def read_file(target: str, text: str, model: Model, where: str) -> Reading:
         raise InputError(f"{error}{_others(target, where)}") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise InputError(f"{where}: {error!r}; expected a file as {target} has it") from None
-    except (RecursionError, SyntaxError):
+    except RecursionError:
         raise InputError(f"{where}: nested too deep; expected a file as {target} has it") from None
 
 

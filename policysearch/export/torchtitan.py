@@ -23,8 +23,8 @@ from policysearch.export.reading import (
     Reading,
     literal,
     policy_of,
-    syntax_of,
 )
+from policysearch.files import syntax_of
 from policysearch.nn.model import Model
 from policysearch.policy.normal_forms import normal
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer

@@ -190,12 +190,14 @@ def _hint(file: Path) -> str:
     return ""
 
 
-def spec_from_text(text: str, where: str, folder: Path = Path()) -> StudySpec:
+def spec_from_text(
+    text: str, where: str, folder: Path = Path(), script: Script | None = None
+) -> StudySpec:
     """Return the study written in the TOML `text`; errors begin with `where`.
 
-    The file of a script is looked for in `folder` too.
+    The file of a script is looked for in `folder` too, and `script` takes its place.
     """
-    return spec_from_data(_tables(text, where), where, folder)
+    return spec_from_data(_tables(text, where), where, folder, script)
 
 
 def _tables(text: str, where: str) -> dict[str, Any]:

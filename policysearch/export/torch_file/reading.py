@@ -13,8 +13,8 @@ from policysearch.export.reading import (
     Reading,
     literal,
     policy_of,
-    syntax_of,
 )
+from policysearch.files import syntax_of
 from policysearch.formats import Rounding
 from policysearch.nn.model import Model
 from policysearch.ops.catalogue import FORWARD_OPS, LOSS_OPS

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from policysearch.files import read_text
+from policysearch.files import read_text, syntax_of
 from policysearch.values import InputError
 
 MODULES = ("Module", "Sequential", "LightningModule", "PreTrainedModel")
@@ -60,8 +60,8 @@ class Outline:
 def outline_of(path: Path) -> Outline | None:
     """Return the outline of a Python file; None where it cannot be parsed."""
     try:
-        tree = ast.parse(read_text(path, "a Python file"))
-    except (SyntaxError, ValueError, RecursionError, InputError):
+        tree = syntax_of(read_text(path, "a Python file"), str(path), "a Python file")
+    except InputError:
         return None
     made = [node for node in tree.body if isinstance(node, Made)]
     nets = _modules(made)
