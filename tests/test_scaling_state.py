@@ -29,12 +29,13 @@ from policysearch.policy.scaling import Recipe, Scaling
 from policysearch.products.tensor_cores import tensor_core
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rewrite.scaling_pass import Asked, ScalingPass
-from policysearch.rounding.rounder import quantise
+from policysearch.rounding.rounder import Fast, quantise
 from policysearch.train.step import trace_forward, trace_step
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer
 from policysearch.values import InputError
 from tests.emulated_steps import assert_gives_the_bits_of_the_reference, started
+from tests.rounding_oracle import FASTS
 from tests.scaled_steps import E4M3, FP4, HYBRID, NETS, fill, policy_of, step_of
 
 
@@ -170,8 +171,9 @@ def test_one_scaled_operand_is_divided_out_alone() -> None:
     assert scales == {"fprop": 2, "dgrad": 1, "wgrad": 1}
 
 
+@pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize("name", ["te.mxfp8", "te.nvfp4"])
-def test_scales_of_blocks_go_into_an_exact_accumulator(name: str) -> None:
+def test_scales_of_blocks_go_into_an_exact_accumulator(name: str, fast: Fast) -> None:
     """The product of a step is that of its operands and of their scales as they are stored."""
     model = NETS["mlp"]
     policy = with_accumulator(preset(name, model.layer_names), "tensor_core.b200")
@@ -179,7 +181,7 @@ def test_scales_of_blocks_go_into_an_exact_accumulator(name: str) -> None:
     node = next(n for n in graph.nodes if n.op.name == "matmul_blocks" and n.role == "dgrad")
     reads = {str(k): i for k, i in enumerate((node.id, *node.inputs[:4]))}
     watched = replace(graph, outputs=(*graph.outputs, *reads.items()))
-    assert_gives_the_bits_of_the_reference(watched, started(watched, model), "c")
+    assert_gives_the_bits_of_the_reference(watched, started(watched, model), fast)
     step = compile_graph(watched)
     fill(step, started(watched, model))
     step.forward_backward()
