@@ -65,6 +65,7 @@ def _watch(options: argparse.Namespace) -> None:
     path = _path(options, name)
     print(f"writing {path} every {options.watch} s; Ctrl-C ends it", flush=True)
     while True:
+        begun = time.monotonic()
         try:
             results: Results | None = results_of(options)
         except InputError as error:  # no results yet
@@ -75,7 +76,8 @@ def _watch(options: argparse.Namespace) -> None:
             _write(path, page(results, str(options.study), 0 if ended else options.watch))
         if ended:
             return
-        time.sleep(options.watch)
+        # What a page takes to write is part of its period, not added to it.
+        time.sleep(max(0.0, options.watch - (time.monotonic() - begun)))
 
 
 COMMANDS = (
