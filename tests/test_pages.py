@@ -107,7 +107,8 @@ ANSWERED = {
     "How long will the search take?": ("policysearch estimate", "ms |"),
     "My net is large: what is a layer, what is a block?": ("up to its first part", "granularity"),
     "Which policy is picked, and when should I not take it?": ("sqrt(", "Do not take it"),
-    "What does *modeled* mean?": ("computed for the device", "interval"),
+    "What does *modeled* mean, and how far off is it?": ("computed for the device", "off by 14 %"),
+    "Can a layer stay in bfloat16 whatever is searched?": ('formats = ["bfloat16", "float32"]',),
     "Is it faster than what I run today?": ("baseline", "--trial"),
     "Which file do I ship, and what about accumulation and clipping?": (
         "ship one",
@@ -115,10 +116,13 @@ ANSWERED = {
         "accumulation_steps",
     ),
     "My loss is NaN.": ("policysearch diagnose", "65504"),
-    "The run was killed. How do I go on?": ("the same command goes on",),
+    "The run was killed, or I changed the recipe. How do I go on?": (
+        "the same command goes on",
+        "the learning rate is one",
+    ),
     "My device is not in the list.": ("bandwidth =", "policysearch calibrate"),
 }
-"""Ten questions of a stranger, and what the first page that is named for each says."""
+"""Questions of strangers, and what the first page that is named for each says."""
 
 
 def test_questions_of_a_stranger_are_answered_on_the_page_that_is_named() -> None:

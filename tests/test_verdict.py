@@ -104,7 +104,7 @@ def test_what_is_faster_at_no_loss_that_matters_is_taken(
     assert str(verdict) == (
         f"take trial 2, bfloat16 (1.33x your baseline {BASELINE}, modeled {low:.2f} to {high:.2f}, "
         "in 0.83 of its memory; "
-        "loss and accuracy no worse than 95 % can tell; not trained longer yet)"
+        "loss and accuracy no worse, at 95 %; not trained longer yet)"
     )
     assert json.loads(json.dumps(verdict.as_dict()))["trial"] == 2
     digest = found.trials[2].digest
@@ -118,13 +118,13 @@ def test_where_the_baseline_is_best_it_is_kept(spec: StudySpec, float32: PolicyC
     rows = [(1.5, 0.7, near(1e-4)), (2.1, 0.58, near(1e-5)), (1.9, 0.9, near(0.0))]
     verdict = results_of(spec, float32, rows).verdict
     assert verdict.kind == "keep" and verdict.trial == 1
-    assert str(verdict) == f"keep what you run, {BASELINE}: nothing tried is faster at its gap"
+    assert str(verdict) == f"keep what you run, {BASELINE}: nothing tried is faster at no more loss"
     alone = results_of(spec, float32, []).verdict
     assert str(alone) == str(verdict)
     smaller = results_of(spec, float32, [(1.9, 0.3, near(1e-4))]).verdict
     assert smaller.kind == "keep"
     assert str(smaller).endswith(
-        "; trial 2, bfloat16 needs 0.50 of its memory at 0.95 of its speed"
+        "; trial 2, bfloat16 needs 0.50 of the memory, at 0.95 of the speed"
     )
 
 
@@ -198,7 +198,7 @@ def test_too_few_validation_labels_cannot_tell(spec: StudySpec, float32: PolicyC
     row = [(3.0, 0.5, near(1e-4))]
     few = results_of(spec, float32, row, labels=200, accuracy=0.88).verdict
     assert few.kind == "take"
-    assert "of its accuracy 200 validation labels cannot tell: -0.020 +- 0.06" in str(few)
+    assert "200 validation labels are too few to judge its accuracy: -0.020 +- 0.06" in str(few)
     assert "accuracy no worse" not in str(few)
     many = results_of(spec, float32, row, accuracy=0.88).verdict
     assert many.kind == "at a cost" and "accuracy -0.020" in str(many)
@@ -207,7 +207,7 @@ def test_too_few_validation_labels_cannot_tell(spec: StudySpec, float32: PolicyC
 
 def test_seeds_that_scatter_cannot_tell(spec: StudySpec, float32: PolicyCost) -> None:
     verdict = results_of(spec, float32, [(3.0, 0.5, near(3e-3, 0.02))]).verdict
-    assert "of its loss 3 seeds cannot tell: +2.0e-03 +- 4.9e-02 nats" in str(verdict)
+    assert "3 seeds are too few to judge its loss: +2.0e-03 +- 4.9e-02 nats" in str(verdict)
 
 
 def test_one_seed_has_no_interval(float32: PolicyCost) -> None:
@@ -215,7 +215,7 @@ def test_one_seed_has_no_interval(float32: PolicyCost) -> None:
     alone = replace(trial, scores=trial.scores[:1], seeds=(0,))
     found = difference(alone, None, 0.02)
     assert found.reach is None and not found.worse and not found.loss_told
-    assert "1 seed cannot tell" in found.said
+    assert "1 seed is too few to judge" in found.said
 
 
 def test_a_study_that_goes_on_says_what_is_left(spec: StudySpec, float32: PolicyCost) -> None:
@@ -307,7 +307,7 @@ def test_tf32_is_taken_where_nothing_is_told_to_be_faster(
         "; trial 2, bfloat16, is not surely faster: "
         f"1.11x its speed, modeled {beyond.low:.2f} to {beyond.high:.2f}" in str(near_by)
     )
-    assert "no worse than 95 % can tell; not trained longer yet)" in str(near_by)
+    assert "no worse, at 95 %; not trained longer yet)" in str(near_by)
     flax = replace(spec, study=replace(spec.study, target="flax"))
     told = with_switch(replace(found, spec=flax), priced(float32, 3.5)).verdict
     assert told.switch.startswith("jax.config.update(")
@@ -407,9 +407,7 @@ def test_one_policy_trains_or_does_not(spec: StudySpec, float32: PolicyCost) -> 
     found = results_of(spec, float32, [(3.0, 0.5, near(1e-4)), (3.0, 0.5, near(0.3))])
     same, worse = (found.training_verdict(found.trials[number]) for number in (2, 3))
     assert same.kind == "trains"
-    assert str(same).startswith(
-        "trains: loss and accuracy no worse than 95 % can tell; not trained"
-    )
+    assert str(same).startswith("trains: loss and accuracy no worse, at 95 %; not trained")
     assert worse.kind == "trains, but"
     assert str(worse).startswith("trains, but its loss is worse: loss +3.0e-01")
     scores = tuple(replace(score, diverged=True) for score in found.trials[2].scores)

@@ -49,7 +49,8 @@ def _arguments(init: argparse.ArgumentParser) -> None:
     init.add_argument("--device", metavar="NAME", help=f"{SAID['device']} ({DEVICE})")
     init.add_argument("--stack", default=STACK, metavar="NAME", help="software, as `hardware` says")
     init.add_argument("--batch", type=int, metavar="N", help=f"{SAID['batch']} ({BATCH})")
-    init.add_argument("--baseline", metavar="PRESET", help=f"{SAID['baseline']} (torch.autocast)")
+    usual = f"{SAID['baseline']} (torch.autocast.bfloat16)"
+    init.add_argument("--baseline", metavar="PRESET", help=usual)
     init.add_argument("--steps", type=int, metavar="N", help="steps of a training")
     init.add_argument("--out", type=Path, metavar="FILE", help="the study (beside the net)")
 

@@ -49,7 +49,7 @@ def _run_arguments(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--fast",
         choices=EXECUTORS,
-        help="what emulates; the results are the same, but torch's have a journal of their own",
+        help="what emulates; all but torch give the same bits, and torch has a journal of its own",
     )
     run.add_argument("--place", metavar="cpu|cuda[:N]", help="where torch runs")
     run.add_argument(

@@ -9,8 +9,19 @@ from policysearch.policy.loss_scale import LossScale
 TEMPLATE = '''\
 $head
 #
-#     apply_policy(net)
-#     scaler = loss_scaler()           # None where the policy scales nothing
+#     net, scaler = apply_policy(net), loss_scaler()  # no scaler where the policy scales nothing
+#     def forward(x, y):
+#         loss = loss_fn(net(x), y)
+#         return (scaler.scale(loss) if scaler else loss), loss
+#     step = mindspore.value_and_grad(forward, None, optimizer.parameters, has_aux=True)
+#     for x, y in batches:
+#         (_, loss), grads = step(x, y)
+#         finite = not scaler or bool(amp.all_finite(grads))
+#         if scaler:
+#             grads = scaler.unscale(grads)
+#             scaler.adjust(mindspore.Tensor(finite))
+#         if finite:
+#             optimizer(grads)
 #
 # Every cell gets a to_float: a float16 cell before one without fails in GRAPH_MODE and in
 # PYNATIVE_MODE (MatMul of float16 and float32). amp.custom_mixed_precision takes classes alone.

@@ -21,7 +21,7 @@ TITLES: Mapping[str, str] = MappingProxyType(
         "complex_numbers": "complex numbers and Fourier transforms",
         "linear_algebra": "linear algebra",
         "reductions": "sums, means and extremes",
-        "convolution": "convolutions and pools",
+        "convolution": "convolutions",
         "windows": "borders, windows and sizes",
         "norms": "norms",
         "layers": "layers",

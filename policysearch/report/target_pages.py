@@ -14,8 +14,8 @@ from policysearch.nn.models import gpt
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 
-POLICY = "te.mxfp8"
-"""The preset on the pages: 8-bit products, so that each target says what it makes of them."""
+POLICIES = ("te.mxfp8", "mindspore.O2")
+"""The preset on a page is the first of these whose products the target runs."""
 
 LONGEST = 60
 """Lines of a file that are shown; an exported torch file has some 600."""
@@ -117,7 +117,8 @@ TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 def page_of(name: str, target: Target) -> str:
     """Return the page of a target as Markdown."""
     model = gpt((8,), 10, 16, (32, 32), 2)
-    policy = preset(POLICY, model.layer_names)
+    policies = {name: preset(name, model.layer_names) for name in POLICIES}
+    shown = next(n for n, p in policies.items() if target.offers(p.layer("head"), "Linear"))
     about = target.ABOUT
     lines = [
         f"# Export to {name}",
@@ -126,12 +127,12 @@ def page_of(name: str, target: Target) -> str:
         f"- What it can say: {about.says}.",
         f"- Looked at: {about.checked}; checked by: {about.how}.",
     ]
-    command = f"policysearch export preset:{POLICY} --study studies/gpt-sums.toml --target {name}"
+    command = f"policysearch export preset:{shown} --study studies/gpt-sums.toml --target {name}"
     traps = [f"- {trap}" for trap in TRAPS.get(name, ())]
     # JSON that is cut is none, and no highlighter takes it
     kind = {".py": "python", ".json": "text"}.get(target.SUFFIX, target.SUFFIX.removeprefix("."))
-    shown = [f"```{kind}", *_shown(target, policy, model), "```"]
-    return "\n".join([*lines, "", *traps, "", "```sh", command, "```", "", *shown, ""])
+    file = [f"```{kind}", *_shown(target, policies[shown], model), "```"]
+    return "\n".join([*lines, "", *traps, "", "```sh", command, "```", "", *file, ""])
 
 
 def _shown(target: Target, policy: Policy, model: Model) -> list[str]:

@@ -33,7 +33,7 @@ class StudySection:
     - `name` is part of the names of result files.
     - `trials` policies are trained, each with every seed of `seeds`. `hours` or a [goal] may end
       the search before.
-    - `workers` policies are trained at once. Results depend on this number, but not on how many
+    - `workers` policies are asked for at once. Results depend on this number, but not on how many
       processes the machine can run.
     - `baseline` is the preset that is in use today. It is always trained, and speedups are given
       over it as well.

@@ -25,8 +25,8 @@ class ProductFormats:
     """`products` are what single products of a layer may read, in words: "same" is as its format
     has it, "wgrad=bfloat16" multiplies for the gradient of weights in bfloat16, "fprop=bfloat16"
     is wide forward alone, and "dgrad=float8_e5m2 wgrad=bfloat16" says two products. With
-    "backward=forward" gradient products read what the forward copies stand for, dequantised,
-    else the tensors themselves. Layers in float32 stay as they are.
+    "backward=forward" gradient products read the narrow copies of the forward pass, widened
+    again. Without it they read the tensors themselves. Layers in float32 stay as they are.
     """
 
     products: tuple[str, ...] = (SAME,)

@@ -57,10 +57,10 @@ class Difference:
         """Say of a policy that is not `worse` how sure that is."""
         if self.loss_told and self.accuracy_told:
             both = "loss" if self.accuracy is None else "loss and accuracy"
-            return f"{both} no worse than 95 % can tell"
-        loss = "loss no worse than 95 % can tell"
+            return f"{both} no worse, at 95 %"
+        loss = "loss no worse, at 95 %"
         if not self.loss_told:
-            loss = f"of its loss {_count(self.seeds, 'seed')} cannot tell: {self._loss}"
+            loss = f"{_too_few(self.seeds, 'seed')} to judge its loss: {self._loss}"
         return f"{loss}; {self._accuracy}" if self.accuracy is not None else loss
 
     @property
@@ -80,15 +80,15 @@ class Difference:
     @property
     def _accuracy(self) -> str:
         if self.accuracy_told:
-            return "accuracy no worse than 95 % can tell"
+            return "accuracy no worse, at 95 %"
         if self.accuracy_reach is None:
             return f"accuracy {self.accuracy:+.3f}, of an unknown number of validation labels"
-        cannot = f"of its accuracy {_count(self.labels or 0, 'validation label')} cannot tell"
-        return f"{cannot}: {self.accuracy:+.3f} +- {self.accuracy_reach:.3f}"
+        few = _too_few(self.labels or 0, "validation label")
+        return f"{few} to judge its accuracy: {self.accuracy:+.3f} +- {self.accuracy_reach:.3f}"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+def _too_few(number: int, what: str) -> str:
+    return f"{number} {what} is too few" if number == 1 else f"{number} {what}s are too few"
 
 
 def difference(

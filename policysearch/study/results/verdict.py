@@ -298,7 +298,7 @@ def _keep(
     results: Evidence, rival: Trial | None, over: str, note: str, others: Sequence[Row]
 ) -> Verdict:
     """Return that nothing is faster, and what needs less memory at no loss that matters."""
-    text = f"keep {_called(over)}: nothing tried is faster at its gap"
+    text = f"keep {_called(over)}: nothing tried is faster at no more loss"
     base = rival.cost.memory_ratio if rival else 1.0
     small = [
         (each.cost.memory_ratio / base, each, speed) for each, speed, d in others if not d.worse
@@ -307,7 +307,7 @@ def _keep(
     if least and least[0] <= 1.0 / (1.0 + MODEL_RESOLUTION["memory_ratio"]):
         ratio, trial, speed = least
         text += (
-            f"; {_name(trial)} needs {ratio:.2f} of its memory at {speed.value:.2f} of its speed"
+            f"; {_name(trial)} needs {ratio:.2f} of the memory, at {speed.value:.2f} of the speed"
         )
     number = rival.number if rival else None
     return Verdict("keep", text + note, number, rival.label if rival else over, over)
