@@ -154,6 +154,31 @@ def test_a_kept_graph_of_another_task_or_a_damaged_one_is_not_used(folder: Path)
     assert load_to_view(study).task == load_spec(study).task
 
 
+@pytest.mark.parametrize(
+    ("field", "view"),
+    [("name", "explain preset:bfloat16 --study tiny.toml"), ("attribute", "report tiny.toml")],
+)
+def test_a_kept_graph_that_someone_changed_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], field: str, view: str
+) -> None:
+    """Neither a name that a terminal acts on nor a gradient of another shape gets through."""
+    write_study(folder, *OWN)
+    assert main(["run", "tiny.toml", "--trust"]) == 0
+    place = graph_place(folder / "results" / "tiny.journal")
+    plain = json.loads(gzip.decompress(place.read_bytes()))
+    for nodes in (kept["nodes"] for kept in plain["model"]["kept"].values()):
+        product = next(node for node in nodes if node[0] == "matmul")
+        if field == "name":
+            product[4] = "a\x1b[2J\nINJECTED"
+        else:
+            product[6][0][0] = "no such attribute"
+    place.write_bytes(gzip.compress(json.dumps(plain).encode()))
+    capsys.readouterr()
+    assert main(view.split()) == 2
+    told = capsys.readouterr()
+    assert told.err.count("\n") == 1 and "\x1b" not in told.err and not told.out
+
+
 def test_a_priced_net_of_ones_own_is_kept_too(folder: Path) -> None:
     text = NET + "\ndef wide():\n    return MODELS['mlp']((1, 8, 8), 10, 'tanh', (64,))\n"
     (folder / "net.py").write_text(text)

@@ -25,7 +25,7 @@ from policysearch.nn.model import (
 )
 from policysearch.ops.builder import Builder
 from policysearch.ops.catalogue import OPS
-from policysearch.values import InputError, from_plain, to_plain
+from policysearch.values import InputError, from_plain, one_line, to_plain
 
 SMALLER, LARGER, OTHER = 2, 3, 7
 """The batches that a pass is recorded on, and the one that it is compared on."""
@@ -98,6 +98,7 @@ class KeptModel(Model):
         new = {int(old): fed[name] for old, name in kept["sources"]}
         first = kept["first"]
         for place, (op, inputs, role, layer, name, source, attrs) in enumerate(kept["nodes"]):
+            one_line("nodes", f"{layer}{name}{source}")  # views print them
             new[first + place] = b.emit(
                 OPS[op],
                 *(new[i] for i in inputs),

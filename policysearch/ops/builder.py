@@ -8,6 +8,7 @@ from typing import Any
 
 from policysearch.formats import Rounding
 from policysearch.graph import Attrs, Graph, Node, Op, Role, Shape
+from policysearch.values import InputError
 
 NEAREST = Rounding()
 
@@ -85,9 +86,18 @@ class Builder:
         return _Scope(self, defaults)
 
     def emit(self, op: Op, *inputs: int, attrs: Attrs | None = None, **fields: Any) -> int:
-        """Append a node and return its id; shape and missing fields are derived."""
-        given = attrs or {}
-        shape = op.shape([self.nodes[i].shape for i in inputs], given)
+        """Append a node and return its id; shape and missing fields are derived.
+
+        Raises InputError where the shapes do not go together, as of a graph that a file names.
+        """
+        given, shapes = attrs or {}, [self.nodes[i].shape for i in inputs]
+        try:
+            shape = op.shape(shapes, given)
+        except InputError:
+            raise
+        except ValueError:
+            where = f"graph: {op.name} of {fields.get('layer', self._defaults['layer'])!r}"
+            raise InputError(f"{where}: shapes {shapes}; expected ones that go together") from None
         fields = {**self._defaults, **fields}
         fields["source"] = fields["source"] or op.name
         id = len(self.nodes)
