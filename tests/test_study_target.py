@@ -151,7 +151,25 @@ def test_a_pick_stands_beside_the_baseline(
         assert f"trial {number}, {base} " in said and "loss gap  speedup  memory" in said
         assert (f"{base} is better on all axes" in said) == worse
     assert main(["export", *places, "--trial", str(number), "--out", str(tmp_path / "out")]) == 0
-    assert "loss gap  speedup" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "loss gap  speedup" not in said
+    assert said.endswith(
+        "nothing is gained here: modeled no faster and no smaller than "
+        f"{base}, which the study says you run today\n"
+    )
+    monkeypatch.undo()
+    command = ["--study", places[0], "--out", str(tmp_path / "out"), "--trust"]
+    none = list[bool]()
+    for trial in trials:  # as the two rows of numbers say
+        assert main(["export", *places, "--trial", str(trial.number), "--out", command[3]]) == 0
+        page = capsys.readouterr().out
+        own, today = ((t.cost.speedup, t.cost.memory_ratio) for t in (trial, trials[number]))
+        none.append(own[0] <= today[0] and own[1] >= today[1])
+        assert ("is gained" in page or "is better on all axes" in page) == none[-1]
+    assert {*none} == {True, False}
+    for name, gains in (("float32", True), (base, False)):  # float32 is faster: the net is tiny
+        assert main(["export", f"preset:{name}", *command]) == 0
+        assert ("nothing is gained here" in capsys.readouterr().out) != gains
 
 
 def model_of(study: str) -> Model:
@@ -170,6 +188,9 @@ def test_an_export_of_what_runs_otherwise_shows_both(
     assert main(["export", *places, "--trial", number, "--out", str(tmp_path / "a")]) == 0
     said = capsys.readouterr().out
     assert "\nas torch runs it:\ntrial " in said and said.count("modeled speedup") == 3
+    assert said.count(" is new in the study: it was trained now to know its gap\n") == 1
+    assert main(["export", *places, "--trial", number, "--out", str(tmp_path / "a")]) == 0
+    assert "is new in the study" not in capsys.readouterr().out
     folder = tmp_path / "b"
     assert main(["export", *places, "--trial", number, "--out", str(folder), "--strict"]) == 2
     error = capsys.readouterr().err
