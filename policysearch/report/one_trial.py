@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from policysearch.objective.score import Score
 from policysearch.policy.policy import Policy
-from policysearch.report.lost import layer_lines, lost_lines
+from policysearch.report.lost import kept_wide_lines, layer_lines, lost_lines
 from policysearch.report.step_cost import (
     default_line,
     kernel_lines,
@@ -77,6 +77,7 @@ def exported_notes(results: Results, trial: Trial) -> tuple[str, ...]:
         speedups(results, trial),
         batches(results.spec),
         results.outlook(trial),
+        *kept_wide_lines(results.spec, trial),
         f"verdict of the study: {results.verdict}",
     )
 
