@@ -8,13 +8,13 @@ from policysearch.export.reading import grouped
 from policysearch.policy.policy import LayerPolicy
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.report.runs_in import RunsIn, runs_of, tracing_of
-from policysearch.report.text import NO_LAYER, aligned
+from policysearch.report.text import aligned
 from policysearch.space.target import kept_wide
 from policysearch.study.journal.trials import Trial
 from policysearch.study.specification import StudySpec, objective_of
 from policysearch.train.lost_values import LostValues
 from policysearch.train.origin import Link, first_harm
-from policysearch.values import InputError
+from policysearch.values import NO_LAYER, InputError
 
 KINDS = ("overflow", "born", "underflow", "swamped", "decay", "state")
 ROLES = ("fprop", "dgrad", "wgrad", "update")
@@ -124,7 +124,7 @@ def chain_table(chain: Sequence[Link]) -> list[str]:
     cells = [
         (
             link.op,
-            link.layer or "(no layer)",
+            link.layer or NO_LAYER,
             link.role,
             link.format,
             f"{link.largest_in:.3g}",

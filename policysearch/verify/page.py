@@ -6,6 +6,7 @@ import numpy as np
 
 from policysearch.policy.policy import LayerPolicy
 from policysearch.train.divergence import tail_mean
+from policysearch.values import NO_LAYER
 from policysearch.verify.jittered_runs import BORDER, DRAWS
 from policysearch.verify.verdict import EARLY_STEPS, Verdict
 
@@ -36,7 +37,7 @@ def _steps(verdict: Verdict) -> list[str]:
 
 
 def _dtypes(verdict: Verdict) -> list[str]:
-    rows = [f"{name or 'the module itself'}: {dtype}" for name, dtype in verdict.dtypes.items()]
+    rows = [f"{name or NO_LAYER}: {dtype}" for name, dtype in verdict.dtypes.items()]
     return [f"results in {verdict.target}:", *(f"  {row}" for row in rows)]
 
 
