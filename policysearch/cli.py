@@ -69,7 +69,13 @@ class CommandParser(Parser):
         return self
 
     def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
-        return super(CommandParser, self.with_arguments()).parse_known_args(*arguments, **options)
+        self.with_arguments()
+        found, others = super().parse_known_args(*arguments, **options)
+        if others:
+            known = [name for name in self._option_string_actions if name.startswith("--")]
+            given = next((text for text in others if text.startswith("-")), "").partition("=")[0]
+            self.error(f"unrecognized arguments: {' '.join(others)}{near_miss(given, known)}")
+        return found, others
 
 
 class _Version(argparse.Action):

@@ -100,6 +100,9 @@ def printable(text: str, kept: str = "") -> str:
     )
 
 
+NO_LAYER = "(the net itself)"
+"""What every page calls the layer of the name '': what the net's own forward computes."""
+
 SHOWN = 100
 """So many characters of what was given are shown."""
 

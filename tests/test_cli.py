@@ -199,6 +199,30 @@ def test_a_near_miss_of_a_command_is_named(capsys: pytest.CaptureFixture[str]) -
     assert "did you mean 'show'?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("typed", "end"),
+    [
+        ("run x.toml --trails 5", "--trails 5; did you mean '--trials'?"),
+        ("confirm x.toml --step=4x", ""),  # short for --steps
+        ("confirm x.toml --sseeds=4", "--sseeds=4; did you mean '--seeds'?"),
+        ("run x.toml --qqq", "--qqq"),
+        ("run x.toml y.toml", "y.toml"),
+    ],
+)
+def test_a_near_miss_of_an_option_is_named(
+    typed: str, end: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = typed.split()
+    if not end:
+        assert main(command) == 2 and "unrecognized" not in capsys.readouterr().err
+        return
+    with pytest.raises(SystemExit) as stopped:
+        main(command)
+    said = f"unrecognized arguments: {end}; see policysearch {command[0]} --help\n"
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == f"policysearch {command[0]}: {said}"
+
+
 @pytest.mark.parametrize("given", ["apex.O2", "apex.o2", "apexO2"])
 def test_a_preset_without_its_prefix_is_named_with_it(
     given: str, capsys: pytest.CaptureFixture[str]

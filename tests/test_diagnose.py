@@ -82,6 +82,7 @@ def test_adams_epsilon_in_float16_is_repaired_by_its_state(
     assert found.repair is not None and found.repair.policy.optimizer_state == "float32"
     assert len(found.held) == 3 and max(found.held) <= found.matters
     page = diagnosis_page(found, policy)
+    assert all(page.count(f"\n{title}: ") == 1 for title in ("error left", "low work left"))
     assert page.startswith("verdict: repaired by optimizer state in float32")
     assert "  optimizer_state: float32" in page and "bfloat16 everywhere" in page
     assert not found.left_out and "left out" not in page

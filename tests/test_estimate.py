@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from policysearch.api import load_results, load_study
 from policysearch.cli import main
 from policysearch.commands import run as run_command
-from policysearch.study.estimate import RELOADED_SECONDS, Estimate, Timed, _share, estimate, said
+from policysearch.study.estimate import (
+    RELOADED_SECONDS,
+    Estimate,
+    Timed,
+    _share,
+    estimate,
+    longer_runs,
+    said,
+)
+from policysearch.study.results.picks import candidates
 from policysearch.study.specification import load_spec
 from policysearch.study.workers.executors import cores
 from tests.studies import write_study
@@ -89,3 +101,27 @@ def test_a_long_study_is_asked_for_on_a_terminal(
         main(["run", str(study), "--storage", str(journal)])
     assert bool(searched) is begins and stopped.value.code == (7 if begins else 130)
     assert not journal.exists()
+
+
+def test_longer_runs_take_as_many_times_what_the_studys_own_took(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = [str(write_study(tmp_path)), "--storage", str(tmp_path / "x.journal")]
+    options = ["--processes", "1", "--no-confirm", "--out", str(tmp_path)]
+    assert main(["run", *places, *options]) == 0
+    results = load_results(load_study(places[0]), places[2])
+    scores = [replace(score, wall_seconds=30.0) for t in results.trials for score in t.scores[:1]]
+    trials = [replace(t, scores=(x,)) for t, x in zip(results.trials, scores, strict=True)]
+    results, steps = replace(results, trials=tuple(trials)), results.spec.task.steps
+    runs = 2 * (1 + len(candidates(results)))
+    seconds = 30.0 * 4.0 * math.ceil(runs / 3)
+    words = f"up to {runs} runs of {4 * steps} steps, float32 among them: about {said(seconds)}"
+    assert longer_runs(results, 4.0, 2, every=False, processes=3) == f"{words} on 3 processes"
+    old = [replace(t, scores=(replace(t.scores[0], wall_seconds=0.0),)) for t in trials]
+    line = longer_runs(replace(results, trials=tuple(old)), 4.0, 2, every=True)
+    assert line.endswith("; how long runs took is not in this journal")
+    capsys.readouterr()
+    assert main(["confirm", *places, "--steps", "2x", "--processes", "1"]) == 0
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first.startswith("policysearch: up to ") and f" of {2 * steps} steps, " in first
+    assert " seconds on 1 processes" in first

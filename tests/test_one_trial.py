@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import policysearch
 from policysearch.cost.price import MODEL_RESOLUTION
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
@@ -15,7 +16,7 @@ from policysearch.report.one_trial import number_of, standing, trial_page, tried
 from policysearch.study.results.results import Results
 from policysearch.study.specification import load_spec
 from policysearch.study.study import run_study
-from policysearch.values import InputError
+from policysearch.values import NO_LAYER, InputError
 from tests.studies import WITHOUT_TF32, measured, replaced_training, write_study
 
 
@@ -54,7 +55,7 @@ def test_time_is_by_layer_format_and_cast_and_memory_says_whether_it_fits(
     cost = results.trial(1).cost
     page = trial_page(results, 1)
     for layer, share in cost.layer_shares:
-        assert lines_of(page, layer or "(no layer)")[-1][-1] == f"{share:.1%}"
+        assert lines_of(page, layer or NO_LAYER)[-1][-1] == f"{share:.1%}"
     for name, share in cost.format_shares:
         assert f"{name} {share:.1%}" in page
     assert f"casts {cost.cast_share:.1%}" in page
@@ -159,3 +160,15 @@ def test_show_takes_a_trial_or_a_policy(
     assert pages[0] == pages[1] and "bfloat16" in pages[0]
     assert main(["show", study, "--trial", "99"]) == 2
     assert "trial: 99; expected one of 0, 1" in capsys.readouterr().err
+
+
+def test_what_the_nets_own_forward_computes_has_one_name() -> None:
+    package = Path(policysearch.__file__).parent
+    others = ("(no layer)", "(the module)", NO_LAYER)
+    found = [
+        f"{path.name}: {name}"
+        for path in sorted(package.rglob("*.py"))
+        for name in others
+        if name in path.read_text(encoding="utf-8")
+    ]
+    assert found == [f"values.py: {NO_LAYER}"]

@@ -441,3 +441,37 @@ def test_a_script_becomes_a_study_that_processes_run(tmp_path: Path) -> None:
     assert [t.scores for t in here.trials] == [t.scores for t in there.trials]
     with pytest.raises(ps.InputError, match="expected keys of"):
         ps.study_of(script, "L4", speed=1)
+
+
+def test_recipe_precision_and_scaler_are_listed_and_go_into_the_study(tmp_path: Path) -> None:
+    module = net()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.02, betas=(0.8, 0.9), eps=1e-6)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, total_iters=5)
+    numbers = {"init_scale": 2.0**11, "growth_factor": 4.0, "backoff_factor": 0.25}
+    scaler = torch.amp.GradScaler("cpu", growth_interval=7, **numbers)  # type: ignore[arg-type]
+    given = {"module": module, "optimizer": optimizer, "scheduler": scheduler, "clip_norm": 0.5}
+    script = read(tmp_path, precision="fp16", scaler=scaler, **given)
+    assert script.taken[:5] == (
+        "optimizer: adamw, learning_rate 0.02, weight_decay 0.01, beta1 0.8, beta2 0.9, "
+        "epsilon 1e-06",
+        "schedule: 6 rates, from 0.02 to 0.01",
+        "clip_norm: 0.5",
+        "precision: torch.autocast.float16, the baseline of the study",
+        "loss scale: begins at 2048, 4 times as large after 7 clean steps, 0.25 times after an "
+        "overflow; that of dynamic scales in [space]",
+    )
+    section = ps.study_of(script, "V100-SXM2").space
+    assert section.loss_scales == ("none", "dynamic") and section.log2_scale == (11, 11)
+    found = section.growth_intervals, section.growth_factors, section.backoff_factors
+    assert found == ((7,), (4.0,), (0.25,))
+    assert ps.study_of(read(tmp_path, precision="fp16"), "V100-SXM2").space.growth_intervals == ()
+    other = read(tmp_path, scaler={**numbers, "growth_interval": 7})
+    assert other.loss_scale == script.loss_scale
+    bare = read(tmp_path, scaler={}).loss_scale
+    assert bare is not None and bare.init_scale == 65536.0 and bare.growth_interval == 2000
+    plain = read(tmp_path, scaler=torch.amp.GradScaler("cpu", enabled=False))
+    assert plain.loss_scale is None and plain.taken[0].endswith("assumed: the script says none")
+    with pytest.raises(ps.InputError, match="scaler: 'interval'; expected one of init_scale, "):
+        read(tmp_path, scaler={"interval": 7})
+    with pytest.raises(ps.InputError, match="scaler: int; expected a GradScaler, or a dict"):
+        read(tmp_path, scaler=3)

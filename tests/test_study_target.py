@@ -21,7 +21,7 @@ from policysearch.space.encoding import Encoding
 from policysearch.space.model_space import make_space
 from policysearch.space.section import SpaceSection
 from policysearch.space.space import Space
-from policysearch.space.target import as_run, differences, offered
+from policysearch.space.target import as_run, differences, kept_wide, offered
 from policysearch.study.journal.storage import exclusive
 from policysearch.study.results.results import Results
 from policysearch.values import InputError
@@ -130,7 +130,8 @@ def test_every_policy_of_a_study_with_a_target_is_what_runs(
         assert differences(policy, model, "torch") == ()
     capsys.readouterr()
     assert main(["show", *places, "--policy", "preset:te.current"]) == 0  # the ladder's, as it runs
-    assert "float8" not in capsys.readouterr().out
+    page = capsys.readouterr().out.splitlines()
+    assert "float8" not in "".join(x for x in page if "does not compute it in" not in x)
 
 
 def test_a_pick_stands_beside_the_baseline(
@@ -151,7 +152,25 @@ def test_a_pick_stands_beside_the_baseline(
         assert f"trial {number}, {base} " in said and "loss gap  speedup  memory" in said
         assert (f"{base} is better on all axes" in said) == worse
     assert main(["export", *places, "--trial", str(number), "--out", str(tmp_path / "out")]) == 0
-    assert "loss gap  speedup" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "loss gap  speedup" not in said
+    assert said.endswith(
+        "nothing is gained here: modeled no faster and no smaller than "
+        f"{base}, which the study says you run today\n"
+    )
+    monkeypatch.undo()
+    command = ["--study", places[0], "--out", str(tmp_path / "out"), "--trust"]
+    none = list[bool]()
+    for trial in trials:  # as the two rows of numbers say
+        assert main(["export", *places, "--trial", str(trial.number), "--out", command[3]]) == 0
+        page = capsys.readouterr().out
+        own, today = ((t.cost.speedup, t.cost.memory_ratio) for t in (trial, trials[number]))
+        none.append(own[0] <= today[0] and own[1] >= today[1])
+        assert ("is gained" in page or "is better on all axes" in page) == none[-1]
+    assert {*none} == {True, False}
+    for name, gains in (("float32", True), (base, False)):  # float32 is faster: the net is tiny
+        assert main(["export", f"preset:{name}", *command]) == 0
+        assert ("nothing is gained here" in capsys.readouterr().out) != gains
 
 
 def model_of(study: str) -> Model:
@@ -170,6 +189,9 @@ def test_an_export_of_what_runs_otherwise_shows_both(
     assert main(["export", *places, "--trial", number, "--out", str(tmp_path / "a")]) == 0
     said = capsys.readouterr().out
     assert "\nas torch runs it:\ntrial " in said and said.count("modeled speedup") == 3
+    assert said.count(" is new in the study: it was trained now to know its gap\n") == 1
+    assert main(["export", *places, "--trial", number, "--out", str(tmp_path / "a")]) == 0
+    assert "is new in the study" not in capsys.readouterr().out
     folder = tmp_path / "b"
     assert main(["export", *places, "--trial", number, "--out", str(folder), "--strict"]) == 2
     error = capsys.readouterr().err
@@ -189,3 +211,28 @@ def test_an_unknown_target_of_a_study_is_a_mistake(
     study = write_study(tmp_path, ('name = "tiny"', 'name = "tiny"\ntarget = "cobol"'))
     assert main(["run", str(study), "--storage", str(tmp_path / "j")]) == 2
     assert "study.target: 'cobol'; expected one of apex, cann, deepspeed" in capsys.readouterr().err
+
+
+def test_layers_that_float8_cannot_take_are_named_with_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = mlp((64, 48, 40, 10))
+    asked = preset("te.current", model.layer_names)
+    lines = kept_wide(asked, model, "torch")
+    assert [line.partition(":")[0] for line in lines] == ["layer fc2", "layer fc3"]
+    assert all("torchao wants multiples of 16, and its weight is" in line for line in lines)
+    # of what runs the same is known: fc1 is left in float8
+    assert kept_wide(as_run(asked, model, "torch"), model, "torch") == lines
+    assert kept_wide(asked, model, None) == ()
+    assert kept_wide(preset("bfloat16", model.layer_names), model, "torch") == ()
+    fits = mlp((64, 48, 32))
+    assert kept_wide(preset("te.current", fits.layer_names), fits, "torch") == ()
+    places = run(tmp_path, TARGET, FLOAT8)
+    trials = load_results(load_study(places[0]), places[2]).trials
+    number = str(next(trial.number for trial in trials if "te.current" in trial.presets))
+    capsys.readouterr()
+    for command in (["show"], ["export", "--out", str(tmp_path / "out")]):
+        assert main([command[0], *places, *command[1:], "--trial", number]) == 0
+        assert "torchao wants multiples of 16, and its weight is" in capsys.readouterr().out
+    assert main(["explain", "preset:te.current", "--study", places[0]]) == 0
+    assert "torchao wants multiples of 16, and its weight is" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from policysearch.cli import main
 from policysearch.export.targets import target_named
 from policysearch.nn.models import lenet5
 from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import Policy
+from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.policy.presets import preset
 from policysearch.train.run import Run
 from policysearch.train.tasks import Task
@@ -317,7 +317,9 @@ def test_single_steps_from_the_targets_values_decide(mlp_verdict: Verdict) -> No
         moves=np.full((4, 2), 4e-4),
         own_losses=np.full(4, 3e-5),
         own_moves=np.full((4, 2), 5e-4),
+        own_updates=np.full((4, 2), 5e-4),
         skips=(),
+        off={},
     )
     assert alike.faults == () and alike.farther == 0.0
     chaotic = with_own(with_losses(mlp_verdict, 4, 1.9e-3), gaps=np.full(20, 1e-3))
@@ -331,7 +333,16 @@ def test_single_steps_from_the_targets_values_decide(mlp_verdict: Verdict) -> No
     assert "75% of all moves" in replace(alike, moves=alike.moves * [[1], [2], [2], [2]]).faults[0]
     assert replace(alike, losses=np.full(4, 1e-4)).faults[0].startswith("step 0, from")
     assert replace(alike, skips=(3,)).faults == ("step 3, from the target's values: one skips it",)
-    assert replace(chaotic, forced=replace(alike, skips=(3,))).faults
+    failed = replace(chaotic, forced=replace(alike, skips=(3,)))
+    last = verdict_page(failed).splitlines()[-1]
+    assert failed.faults and last.startswith("next: verify preset:float32 on the same study;")
+    file = verdict_page(replace(failed, edits=("the file, call 3: matmul",))).splitlines()[-1]
+    assert file.startswith("next: write the file anew with `export`")
+    written = ("layer attn: scaled_dot_product_attention keeps its scores in float32 inside",)
+    assert 'attention = "flash"' in verdict_page(replace(failed, unlike=written)).splitlines()[-1]
+    layers = dict.fromkeys(dict(failed.policy.layers), LayerPolicy())
+    exact = replace(failed, policy=failed.policy.with_layers(layers))
+    assert "imported otherwise" in verdict_page(exact).splitlines()[-1]
 
 
 @pytest.mark.torch

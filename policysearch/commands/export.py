@@ -24,8 +24,10 @@ from policysearch.commands.trust import trust_text
 from policysearch.values import InputError
 
 if TYPE_CHECKING:
+    from policysearch.policy.policy import Policy
     from policysearch.study.journal.trials import Trial
     from policysearch.study.results.results import Results
+    from policysearch.study.specification import StudySpec
 
 
 def _arguments(export: argparse.ArgumentParser) -> None:
@@ -98,6 +100,21 @@ def _export_given(options: argparse.Namespace) -> None:
     print("\n".join(f"wrote {path}" for path in paths))
     print()
     print(asked_and_run(policy, spec, options.target, options.storage or default_storage(spec)))
+    if line := _nothing_gained(policy, spec, options.target):
+        print(f"\n{line}")
+
+
+def _nothing_gained(policy: Policy, spec: StudySpec, target: str) -> str:
+    from policysearch.report.one_trial import nothing_gained
+    from policysearch.study.specification import objective_of
+
+    if spec.study.baseline is None:
+        return ""
+    running, _ = policysearch.as_exported(policy, spec, target)
+    base = policy_for(f"{PRESET_PREFIX}{spec.study.baseline}", spec)
+    own, today = map(objective_of(spec).price, (running, base))
+    axes = (own.speedup, own.memory_ratio), (today.speedup, today.memory_ratio)
+    return nothing_gained(*axes, spec.study.baseline)
 
 
 def _trust(paths: Sequence[Path]) -> None:
@@ -132,9 +149,11 @@ def _export_picked(options: argparse.Namespace) -> None:
     _trust(paths)
     print("\n".join((*notes, *(f"wrote {path}" for path in paths))))
     if different:
-        results, number, _ = policysearch.try_policy(running, spec, options.storage)
+        results, number, added = policysearch.try_policy(running, spec, options.storage)
         print(f"\nas {options.target} runs it:")
         trial = results.trial(number)
+        if added:
+            print(f"trial {number} is new in the study: it was trained now to know its gap")
         print("\n".join(exported_notes(results, trial)))
         print()
         print(asked_and_run(asked, spec, options.target, options.storage or default_storage(spec)))

@@ -120,8 +120,9 @@ def _study_of(
         baseline=baseline,
         batch=batch,
         steps=options.steps or (0 if script else STEPS),
-        assumed=tuple(name for name in SAID if getattr(options, name) is None),
+        assumed=tuple(name for name in (*SAID, "steps") if getattr(options, name) is None),
         script=place,
+        loss_scale=script.loss_scale if script else None,
     )
     return study, script
 

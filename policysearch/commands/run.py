@@ -224,10 +224,14 @@ def _confirm_arguments(confirm: argparse.ArgumentParser) -> None:
 
 def _confirm(options: argparse.Namespace) -> None:
     from policysearch.report.table import confirmed_table
+    from policysearch.study.estimate import longer_runs
 
     at_least_one(options, "seeds", "processes")
     spec = policysearch.load_study(options.study)
     factor = _factor(options.steps, spec)
+    found = policysearch.load_results(spec, options.storage)
+    if line := longer_runs(found, factor, options.seeds, options.all, options.processes):
+        say(f"policysearch: {line}")
     print(
         confirmed_table(
             _longer_runs(options, spec, factor, options.seeds, every=options.all, retry_failed=True)

@@ -174,6 +174,9 @@ def policy_of(options: argparse.Namespace, model: Model) -> Policy:
 
 def policy_in(study: StudySpec, source: str, clipped: bool = False) -> Policy:
     """Return `policy_for` the study, and say where its target runs another than was given."""
+    from policysearch.export.reading import grouped
+    from policysearch.space.target import kept_wide
+
     if study.study.target is not None:
         model = study.task.build_model(study.task.load_dataset())
         policy = policy_from(source, model, clipped)
@@ -181,6 +184,9 @@ def policy_in(study: StudySpec, source: str, clipped: bool = False) -> Policy:
         if different:
             first = f"{different[0]} ({len(different)} such)"
             say(f"as {study.study.target}, the study's target, runs it, and not as given: {first}")
+        for line in grouped(kept_wide(policy, model, study.study.target)):
+            if line not in different[:1]:
+                say(line)
     return policy_for(source, study, clipped)
 
 

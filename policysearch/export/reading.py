@@ -13,6 +13,7 @@ from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.policy.presets import preset
+from policysearch.values import NO_LAYER as NO_LAYER
 from policysearch.values import InputError
 
 BASE = "torch.autocast.bfloat16"
@@ -68,13 +69,15 @@ class Reading:
     """A trainer's file as a policy, and how that came about.
 
     `unused` has a line for each rule that matches no module, or only what earlier ones took;
-    `traps` one for each known trap that the file steps into.
+    `traps` one for each known trap that the file steps into, `unread` for each part of it that may
+    give layers something else and was not followed.
     """
 
     policy: Policy
     given: tuple[Given, ...]
     unused: tuple[str, ...] = ()
     traps: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
 
 def policy_of(
@@ -200,7 +203,7 @@ def grouped(lines: Sequence[str]) -> list[str]:
         said.setdefault(rest if of_layer else line, []).append(layer if of_layer else "")
     made = []
     for text, layers in said.items():
-        names = [layer.removeprefix("layer ") or "(the module)" for layer in layers]
+        names = [layer.removeprefix("layer ") or NO_LAYER for layer in layers]
         if not any(layers):
             made.append(text)
         elif len(names) == 1:

@@ -9,10 +9,14 @@ from pathlib import PurePath
 from typing import Any, Protocol, cast
 
 import policysearch.export
+from policysearch.export.plain_script import is_script, script_reading
 from policysearch.export.reading import About, Reading
 from policysearch.nn.model import Model
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.values import InputError, one_of
+
+SCRIPTED = ("torch", "torchao")
+"""The targets whose own calls are read in a training script."""
 
 
 class Target(Protocol):
@@ -89,11 +93,15 @@ def files_of(
 def read_file(target: str, text: str, model: Model, where: str) -> Reading:
     """Return what a file of the trainer `target` gives the layers of `model`.
 
-    Such files are written by hand, too: InputError, beginning with `where`, for one of any other
-    shape than the trainer's.
+    A training script that applies no exported file is read too where the target is SCRIPTED. Such
+    files are written by hand, too: InputError, beginning with `where`, for one of any other shape
+    than the trainer's.
     """
+    reader = target_named(target)
     try:
-        return target_named(target).read(text, model, where)
+        if target in SCRIPTED and is_script(text, where):
+            return script_reading(text, model, where)
+        return reader.read(text, model, where)
     except InputError as error:
         raise InputError(f"{error}{_others(target, where)}") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

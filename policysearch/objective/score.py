@@ -16,6 +16,7 @@ from policysearch.train.origin import Origin, first_harm
 from policysearch.train.run import Run
 from policysearch.train.swamped import NOT_COUNTED, Swamped
 from policysearch.train.tasks import Task
+from policysearch.values import NO_LAYER
 
 DIVERGED_GAP = 100.0
 """Loss gap in nats of a run that diverged: worse than any run that did not, and finite."""
@@ -87,7 +88,7 @@ class Measurement:
         if not self.overflows:
             return f"diverged in step {self.diverged_at}"
         layer, _ = max(self.overflows, key=lambda pair: pair[1])
-        return f"diverged in step {self.diverged_at}, most overflows in {layer or '(no layer)'}"
+        return f"diverged in step {self.diverged_at}, most overflows in {layer or NO_LAYER}"
 
 
 @dataclass(frozen=True)

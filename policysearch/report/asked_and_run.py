@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from policysearch.export.reading import Reading, grouped, narrower, said
+from policysearch.export.reading import Reading, grouped, in_words, narrower, said
 from policysearch.export.targets import targets
 from policysearch.formats import format_named
 from policysearch.policy.policy import Policy
@@ -13,6 +13,7 @@ from policysearch.report.text import aligned
 from policysearch.space.target import run_and_different
 from policysearch.study.opening import load_results
 from policysearch.study.specification import StudySpec, objective_of
+from policysearch.values import NO_LAYER
 
 
 def asked_and_run(policy: Policy, study: StudySpec, target: str, storage: Path | None) -> str:
@@ -71,10 +72,13 @@ def _lost(policy: Policy, running: Policy, target: str) -> list[str]:
 def given_page(reading: Reading, target: str, study: StudySpec | None) -> str:
     """Return what a file gives each module, the rule that decided, unused rules, traps, price."""
     rows = [("layer", f"module of {target}", "gets", "by")]
-    rows += [(x.layer or "(the module)", x.module, said(x.formats), x.rule) for x in reading.given]
+    rows += [(x.layer or NO_LAYER, x.module, said(x.formats), x.rule) for x in reading.given]
     blocks = [aligned(rows)]
     blocks.append([f"rule {line}" for line in reading.unused])
     blocks.append([f"trap: {line}" for line in reading.traps])
+    blocks.append([f"not read: {line}" for line in reading.unread])
+    if reading.policy.loss_scale.kind != "none":
+        blocks.append([f"in all: {in_words(reading.policy)}"])
     if study is not None:
         cost = objective_of(study).price(reading.policy)
         place = f"{study.cost.device}, {study.cost.stack}"

@@ -14,6 +14,12 @@ from policysearch.report.text import aligned
 SHOWN = 12
 """So many changes are shown: those that were trained, and the next in order."""
 
+LEGEND = (
+    "error left: of the gradient and the loss against float32's, at moments of its run, untrained",
+    "low work left: the share of what ran below float32 that still does",
+)
+"""What the columns of the table of changes say."""
+
 
 def diagnosed(
     objective: Objective, policy: Policy, seeds: Sequence[int], budget: int, target: str | None
@@ -90,7 +96,8 @@ def _table(tried: Sequence[Tried]) -> list[str]:
         for row in shown
     ]
     more = len(tried) - len(shown)
-    return [*aligned([titles, *rows]), *([f"{more} more changes, not shown"] if more else [])]
+    unseen = [f"{more} more changes, not shown"] if more else []
+    return [*aligned([titles, *rows]), *unseen, *LEGEND]
 
 
 def _left_out(found: Diagnosis) -> list[str]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from policysearch.export.reading import grouped
 from policysearch.policy.policy import LayerPolicy
+from policysearch.policy.presets import PRESETS, preset
 from policysearch.report.runs_in import RunsIn, runs_of, tracing_of
-from policysearch.report.text import NO_LAYER, aligned
+from policysearch.report.text import aligned
+from policysearch.space.target import kept_wide
 from policysearch.study.journal.trials import Trial
-from policysearch.study.specification import StudySpec
+from policysearch.study.specification import StudySpec, objective_of
 from policysearch.train.lost_values import LostValues
 from policysearch.train.origin import Link, first_harm
+from policysearch.values import NO_LAYER, InputError
 
 KINDS = ("overflow", "born", "underflow", "swamped", "decay", "state")
 ROLES = ("fprop", "dgrad", "wgrad", "update")
@@ -20,7 +24,7 @@ def layer_lines(spec: StudySpec, trial: Trial) -> list[str]:
     """Return one line per layer: its formats, what over- and underflowed, its share of the time.
 
     Formats are those that it runs in, by the graph of the step; those of the policy where that
-    cannot be made.
+    cannot be made. After them come the `kept_wide_lines`.
     """
     formats = dict(trial.policy.layers)
     runs = runs_of(tracing_of(spec, own_code=True), trial.policy)
@@ -39,7 +43,21 @@ def layer_lines(spec: StudySpec, trial: Trial) -> list[str]:
     ]
     named = ("runs in", "gradients") if runs else ("products in", "of gradients")
     titles = ("layer", *named, "param", "overflows", "underflows", "modeled time")
-    return aligned([titles, *rows])
+    return [*aligned([titles, *rows]), *kept_wide_lines(spec, trial)]
+
+
+def kept_wide_lines(spec: StudySpec, trial: Trial) -> list[str]:
+    """Return which layers the target of a study runs wider than others of a trial, and why."""
+    if spec.study.target is None:
+        return []
+    try:
+        model = objective_of(spec).model
+    except InputError:  # of another net, or one that cannot be made here
+        return []
+    names = [name for name in trial.presets if name in PRESETS]
+    asked = [trial.policy, *(preset(name, model.layer_names) for name in names)]
+    lines = (line for p in asked for line in kept_wide(p, model, spec.study.target))
+    return grouped(list(dict.fromkeys(lines)))
 
 
 def _formats(layer: LayerPolicy | None, runs: RunsIn | None) -> tuple[str, ...]:
@@ -106,7 +124,7 @@ def chain_table(chain: Sequence[Link]) -> list[str]:
     cells = [
         (
             link.op,
-            link.layer or "(no layer)",
+            link.layer or NO_LAYER,
             link.role,
             link.format,
             f"{link.largest_in:.3g}",

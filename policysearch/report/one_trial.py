@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from policysearch.objective.score import Score
 from policysearch.policy.policy import Policy
-from policysearch.report.lost import layer_lines, lost_lines
+from policysearch.report.lost import kept_wide_lines, layer_lines, lost_lines
 from policysearch.report.step_cost import (
     default_line,
     kernel_lines,
@@ -77,6 +77,7 @@ def exported_notes(results: Results, trial: Trial) -> tuple[str, ...]:
         speedups(results, trial),
         batches(results.spec),
         results.outlook(trial),
+        *kept_wide_lines(results.spec, trial),
         f"verdict of the study: {results.verdict}",
     )
 
@@ -84,11 +85,11 @@ def exported_notes(results: Results, trial: Trial) -> tuple[str, ...]:
 def beside_baseline(results: Results, trial: Trial) -> str:
     """Return the axes of the trial and of the study's baseline in two rows, "" without one.
 
-    A line more where the baseline is better on all of them.
+    A line more where the baseline is better on all of them, or nothing is gained over it.
     """
     name = results.spec.study.baseline
     base = next((t for t in results.trials if name in t.presets and not t.diverged), None)
-    if base is None or base is trial:
+    if base is None or name is None:
         return ""
     lines = [f"{'':36}  loss gap  speedup  memory"]
     for label, shown in ((f"trial {trial.number}", trial), (f"trial {base.number}, {name}", base)):
@@ -97,7 +98,21 @@ def beside_baseline(results: Results, trial: Trial) -> str:
         lines.append(f"{label:36}  {axes}{_fewer_seeds(results, shown)}")
     if all(b < t for b, t in zip(results.point(base), results.point(trial), strict=True)):
         lines.append(f"{name} is better on all axes: export it instead")
-    return "\n".join(lines)
+    own, today = ((t.cost.speedup, t.cost.memory_ratio) for t in (trial, base))
+    if line := nothing_gained(own, today, name):
+        lines.append(line)
+    return "\n".join(lines[3:] if base is trial else lines)
+
+
+def nothing_gained(own: tuple[float, float], base: tuple[float, float], baseline: str) -> str:
+    """Return a line where a policy is no faster and no smaller than the baseline, "" else.
+
+    Of both the modeled speedup and the share of float32's memory.
+    """
+    if own[0] > base[0] or own[1] < base[1]:
+        return ""
+    said = "modeled no faster and no smaller than"
+    return f"nothing is gained here: {said} {baseline}, which the study says you run today"
 
 
 def _fewer_seeds(results: Results, trial: Trial) -> str:

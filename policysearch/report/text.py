@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-NO_LAYER = "(no layer)"
-"""What tables call the ops that stand in no layer of the net."""
-
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows as lines, their columns padded to the widest cell."""

@@ -78,3 +78,20 @@ def differences(policy: Policy, model: Model, target: str) -> tuple[str, ...]:
     there = target_named(target)
     left = there.losses(there.runs(policy, model), model)
     return tuple(line for line in there.losses(policy, model) if line not in left)
+
+
+def kept_wide(policy: Policy, model: Model, target: str | None) -> tuple[str, ...]:
+    """Return a line for each layer that the target runs in a wider format than others, and why.
+
+    Of a policy with layers below 16 bits these are the layers of their type, asked for the same
+    format: what already runs as the target has it does not say what was asked.
+    """
+    narrow = {n: row for n, row in policy.layers if format_named(row.compute).bits < 16}
+    if target is None or not narrow:
+        return ()
+    types, (first, *_) = model.layer_types, narrow.values()
+    alike = [n for n, _ in policy.layers if types.get(n) in {types.get(each) for each in narrow}]
+    asked = policy.with_layers({n: first for n in alike if n not in narrow})
+    return tuple(
+        line for line in differences(asked, model, target) if f" in {first.compute} (" in line
+    )

@@ -14,6 +14,8 @@ from functools import cached_property
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.space.space import Space
+from policysearch.study.results.picks import candidates
+from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, objective_of, space_of
 from policysearch.study.workers.executors import cores
 from policysearch.train.training import train
@@ -137,6 +139,27 @@ def estimate(spec: StudySpec, processes: int | None = None) -> Estimate:
         next(row for row in timed if row.name == objective.float32.name),
         load,
     )
+
+
+def longer_runs(
+    results: Results, factor: float, seeds: int, every: bool, processes: int | None = None
+) -> str:
+    """Return how many runs confirm a study and what they take, as its own runs took, in words.
+
+    "" where nothing is to be trained. Runs that are there from before are counted too.
+    """
+    chosen = candidates(results, every)
+    runs = (1 + len(chosen)) * seeds
+    took = [score.wall_seconds for trial in results.trials for score in trial.scores]
+    if not chosen:
+        return ""
+    at_once = min(processes or cores(), runs)
+    steps = round(results.spec.task.steps * factor)
+    line = f"up to {runs} runs of {steps} steps, float32 among them"
+    if not any(took):
+        return f"{line}; how long runs took is not in this journal"
+    seconds = math.fsum(took) / len(took) * factor * math.ceil(runs / at_once)
+    return f"{line}: about {said(seconds)} on {at_once} processes"
 
 
 def _dearest_first(objective: Objective, space: Space, spec: StudySpec) -> list[Policy]:

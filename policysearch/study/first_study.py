@@ -12,8 +12,10 @@ from policysearch.cost.device_file import device_at
 from policysearch.cost.devices import Device
 from policysearch.data.datasets import Dataset
 from policysearch.nn.model import Model
+from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.presets import preset
 from policysearch.rewrite.patterns import block_of
+from policysearch.space.decided.loss_scales import HIGHEST, LOWEST
 from policysearch.study.specification import StudySpec, spec_from_text
 from policysearch.train.scripts.script import Script
 from policysearch.values import InputError
@@ -45,7 +47,7 @@ granularity = "$granularity"$granularity_comment
 base = "$baseline"
 master_weights = [true, false]  # false: parameters stored low, without a float32 copy
 ${updates}loss_scales = [$loss_scales]
-${scalings}ladder = [$ladder]
+$scaler${scalings}ladder = [$ladder]
 """)
 
 NET = Template("""\
@@ -56,7 +58,7 @@ learning_rate = 0.001           # assumed
 weight_decay = 0.01             # assumed
 weight_decay_for = "matrices"
 batch_size = $batch_size$batch_comment
-steps = $steps                     # assumed: enough for float32 to learn; more finds late failures
+steps = $steps                     # $steps_said
 tail_steps = $tail_steps
 $attention
 [task.schedule]
@@ -68,6 +70,7 @@ SCRIPT = Template("""\
 script = "$script"  # its net, batches, recipe and precision; a key here goes before its own
 $steps$attention""")
 
+ENOUGH = "assumed: enough for float32 to learn; more finds late failures"
 RUN_TODAY = 'baseline = "{}"  # what you run today{}\n'
 ATTENTION = 'attention = "flash"             # what runs your scaled_dot_product_attention\n'
 
@@ -79,7 +82,8 @@ class FirstStudy:
     `net` is the file as named, `model` and `data` are "file.py:function" in it, `device_name` is
     the device as a study names it, `batch` is the batch as trained, `assumed` holds the names of
     the fields that nobody said. `script` is "file.py:function" of a script in place of net and
-    data; it says batch, baseline and, where `steps` is 0, steps itself.
+    data; it says batch, baseline and, where `steps` is 0, steps itself. `loss_scale` is what its
+    scaler does.
     """
 
     net: str
@@ -94,6 +98,7 @@ class FirstStudy:
     steps: int = STEPS
     assumed: tuple[str, ...] = ()
     script: str = ""
+    loss_scale: LossScale | None = None
 
     def text(self, model: Model, dataset: Dataset, batch_size: int = 0) -> str:
         """Return the study in TOML, for this model and data; a script has its own `batch_size`."""
@@ -115,6 +120,7 @@ class FirstStudy:
             scalings=self._scalings(),
             updates=self._updates(),
             loss_scales=_listed(self._loss_scales()),
+            scaler=self._scaler(),
             ladder=_listed(self._ladder()),
         )
 
@@ -143,6 +149,7 @@ class FirstStudy:
             batch_size=batch_size,
             batch_comment=f"  # smaller than yours, {self.batch}" * (batch_size < self.batch),
             steps=self.steps,
+            steps_said=ENOUGH if "steps" in self.assumed else "given",
             tail_steps=max(1, self.steps // 6),
             attention=attention,
             warmup_steps=self.steps // 10,
@@ -186,6 +193,19 @@ class FirstStudy:
         """Return the kinds: float16 has gradients that vanish without a scale."""
         return ("none", *["dynamic"] * ("float16" in self._formats()))
 
+    def _scaler(self) -> str:
+        """Return the numbers of the script's own scaler; its first value as a power of two."""
+        scale = self.loss_scale
+        if scale is None or "dynamic" not in self._loss_scales():
+            return ""
+        power = min(max(LOWEST, round(math.log2(scale.init_scale))), HIGHEST)
+        return (
+            f"log2_scale = [{power}, {power}]           # your GradScaler, as are the next three\n"
+            f"growth_intervals = [{scale.growth_interval}]\n"
+            f"growth_factors = [{scale.growth_factor}]\n"
+            f"backoff_factors = [{scale.backoff_factor}]\n"
+        )
+
     def _ladder(self) -> Iterator[str]:
         yield "uniform"
         if "tfloat32" in self.device.formats:
@@ -223,6 +243,7 @@ def study_of(
         stack=stack,
         baseline=script.baseline if script.baseline != "float32" else "torch.autocast.bfloat16",
         batch=task.batch_size,
+        loss_scale=script.loss_scale,
     )
     made = spec_from_text(first.text(script.model, script.data), f"study of {first.name}")
     if script.model.calls_attention:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,8 @@ class Trainer:
 
     A phase of the policy is compiled when it begins, twice: with every rounding observed, and
     without. The two take turns in one arena, and so do the phases; all share parameters and state.
-    Unless it `records` nothing is observed.
+    Unless it `records` nothing is observed. `graphs` gives the steps of a policy, the task's own if
+    nothing else is said.
     """
 
     def __init__(
@@ -56,13 +58,15 @@ class Trainer:
         fast: Fast | None = None,
         *,
         records: bool = True,
+        graphs: Callable[[Policy], tuple[Any, ...]] | None = None,
     ) -> None:
         self.model, self.task, self.policy, self.seed = model, task, policy, seed
         self.fast = check_fast(fast)
         self.scale_state = initial_state(policy.loss_scale)
         self.updates_done = self.step_index = 0
         self.observations, self.records = Observations(), records
-        self.arena, self._tracing = Arena(), task.tracing(model, task.batch_size)
+        self.arena = Arena()
+        self._step_graphs = graphs or task.tracing(model, task.batch_size).step_graphs
         self._compiled: dict[tuple[bool, bool], Step] = {}
         self._shared: dict[str, Array] = {}
         self._sums: list[Array] = []
@@ -84,7 +88,7 @@ class Trainer:
         self._compiled.clear()
         self.observations.begin_phase()
         statistics = (NEXT + spec.name for spec in self.model.statistics())
-        graphs = self._graphs = self._tracing.step_graphs(phase)
+        graphs = self._graphs = self._step_graphs(phase)
         wanted = ("loss", *statistics)
         sources = self._shared
         for observed, last in product((True, False), (True, False)[: len(graphs)]):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from policysearch.policy.policy import LayerPolicy
 from policysearch.train.divergence import tail_mean
+from policysearch.values import NO_LAYER
 from policysearch.verify.jittered_runs import BORDER, DRAWS
 from policysearch.verify.verdict import EARLY_STEPS, Verdict
 
@@ -35,7 +37,7 @@ def _steps(verdict: Verdict) -> list[str]:
 
 
 def _dtypes(verdict: Verdict) -> list[str]:
-    rows = [f"{name or 'the module itself'}: {dtype}" for name, dtype in verdict.dtypes.items()]
+    rows = [f"{name or NO_LAYER}: {dtype}" for name, dtype in verdict.dtypes.items()]
     return [f"results in {verdict.target}:", *(f"  {row}" for row in rows)]
 
 
@@ -76,8 +78,24 @@ def _summary(verdict: Verdict) -> list[str]:
         )
     lines += [f"{verdict.target} does otherwise: {line}" for line in verdict.unlike]
     outcome = [f"FAIL: {line}" for line in verdict.faults]
+    outcome += [f"next: {_next_step(verdict)}"] if outcome else []
     outcome += [f"undecided: {line}" for line in verdict.undecided]
     return [*lines, *(outcome or ["pass"])]
+
+
+def _next_step(verdict: Verdict) -> str:
+    """Return what is to be done about a verdict that fails."""
+    if verdict.edits:
+        return "write the file anew with `export`; it is not what is exported of its policy"
+    if any("scaled_dot_product_attention" in line for line in verdict.unlike):
+        return 'give the study attention = "flash" under [task], which trains what torch runs'
+    if all(row == LayerPolicy() for _, row in verdict.policy.layers):
+        return "the net was imported otherwise than torch runs it, whatever the policy: report it"
+    return (
+        "verify preset:float32 on the same study; if that fails too, the net was imported "
+        "otherwise than torch runs it; if it passes, verify the policy with layers in float32 in "
+        "turn, those named above first"
+    )
 
 
 def _until(verdict: Verdict) -> str:

@@ -12,8 +12,8 @@ from policysearch.report.page.sight import Sight
 from policysearch.report.page.svg import named, shortened
 from policysearch.report.page.words import colour, short, times
 from policysearch.report.runs_in import Runs, RunsIn, runs_of
-from policysearch.report.text import NO_LAYER
 from policysearch.study.journal.trials import Trial
+from policysearch.values import NO_LAYER
 
 SECTION = Section(30, "layers", "Which layer runs in which format?", "Layers")
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from policysearch.formats import format_named
 from policysearch.policy.policy import LayerPolicy, Policy
-from policysearch.report.text import NO_LAYER
+from policysearch.values import NO_LAYER
 
 SHORT: Mapping[str, str] = MappingProxyType(
     {

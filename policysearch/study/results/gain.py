@@ -97,12 +97,21 @@ def expected_gaps(results: Results) -> list[ExpectedGap]:
     ]
 
 
+EXPECTED_SHARE = 0.8
+"""Of the gaps lie in the ranges that the search gives them, where it is right about itself."""
+FEWEST_EXPECTED = 5
+"""Of four, two or fewer lie there once in six by chance alone: that says nothing."""
+
+
 def as_expected(results: Results) -> list[str]:
-    """Return a line on how what was expected of gaps compares with what was measured, if any."""
+    """Return a line on how expected gaps compare with those measured, if they are not few."""
     found = expected_gaps(results)
-    if not found:
+    if len(found) < FEWEST_EXPECTED:
         return []
-    held = sum(each.held for each in found)
-    said = f"{held} of {len(found)} gaps lie where four in five were expected before"
+    held, wanted = sum(each.held for each in found), round(EXPECTED_SHARE * len(found))
+    said = (
+        f"the search foresaw {held} of {len(found)} gaps, within the ranges it gave them before "
+        f"training (about {wanted} should lie there)"
+    )
     ranks = rank_correlation([(each.middle, each.gap) for each in found])
     return [said + ("" if math.isnan(ranks) else f"; rank correlation {ranks:.2f}")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from policysearch.train.scripts.batches import seeded
 from policysearch.train.scripts.checkpoints import steps_left
 from policysearch.train.scripts.loader import Kept, baseline_of, script_of
-from policysearch.train.scripts.recipe import Read, read_optimizer, recorded
+from policysearch.train.scripts.recipe import Read, loss_scale_of, read_optimizer, recorded
 from policysearch.train.scripts.script import Script
 from policysearch.values import USER_FAULTS, InputError
 
@@ -66,7 +65,8 @@ def from_trainer(trainer: Any, *, init_from: str | Path | None = None, **kept: A
     clip = {"clip_norm": args.max_grad_norm} if args.max_grad_norm else {}
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "no"
     recipe = {**script.recipe, **schedule, **clip}
-    return replace(script, recipe=recipe, baseline=baseline_of(precision))
+    scaler = getattr(getattr(trainer, "accelerator", None), "scaler", None)
+    return script.taking(recipe, baseline_of(precision), loss_scale_of(scaler))
 
 
 def _recipe(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from policysearch.train.scripts.batches import seeded
 from policysearch.train.scripts.checkpoints import steps_left
 from policysearch.train.scripts.loader import Kept, baseline_of, script_of
-from policysearch.train.scripts.recipe import read_optimizer, recorded
+from policysearch.train.scripts.recipe import loss_scale_of, read_optimizer, recorded
 from policysearch.train.scripts.script import Script
 from policysearch.values import USER_FAULTS, InputError
 
@@ -63,7 +62,8 @@ def from_lightning(
     read = read_optimizer(optimizer, module)
     script = script_of(module, drawing, _step, how, read, taken=TAKEN)
     recipe = {**script.recipe, **schedule, **_clipping(trainer)}
-    return replace(script, recipe=recipe, baseline=_baseline(trainer))
+    scaler = getattr(getattr(trainer, "precision_plugin", None), "scaler", None)
+    return script.taking(recipe, _baseline(trainer), loss_scale_of(scaler))
 
 
 def _check(module: Any) -> None:

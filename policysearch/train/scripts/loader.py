@@ -17,7 +17,7 @@ from policysearch.policy.presets import PRESETS
 from policysearch.train.losses import LOSSES
 from policysearch.train.scripts.batches import VALIDATION_BATCHES, Drawing, seeded, spooled
 from policysearch.train.scripts.checkpoints import restored
-from policysearch.train.scripts.recipe import Read, read_optimizer, recorded
+from policysearch.train.scripts.recipe import Read, loss_scale_of, read_optimizer, recorded
 from policysearch.train.scripts.script import Script, check_recipe
 from policysearch.train.scripts.stepped import Layout, Step, Stepping, layout_of, stepped
 from policysearch.values import InputError, one_of
@@ -37,6 +37,7 @@ def from_loader(
     optimizer: Any = None,
     scheduler: Any = None,
     precision: str = "no",
+    scaler: Any = None,
     init_from: str | Path | None = None,
     **options: Any,
 ) -> Script:
@@ -48,7 +49,8 @@ def from_loader(
     them, the examples along axis 0; they are drawn once, under `seed`, for so many `steps` or
     `epochs`, and kept as `Kept` says. torch's `optimizer` and `scheduler` (stepped once a step) say
     rate, groups, schedule and the state to start from. `precision` is what the loop runs at: "no",
-    "bf16" or "fp16", or a preset. `init_from` is a checkpoint that is loaded into the three first.
+    "bf16" or "fp16", or a preset; `scaler` its GradScaler, or the arguments of one in a dict.
+    `init_from` is a checkpoint that is loaded into the three first.
     Other `options` are fields of `Kept` and keys of [task]. InputError for what is no part of one.
     """
     kept, recipe = _split(options)
@@ -61,11 +63,16 @@ def from_loader(
     named = loss if isinstance(loss, str) else ""
     drawing = kept.drawing(loader, seed, steps=steps, epochs=epochs, accumulation_steps=count)
     script = script_of(module, drawing, step_of(loss), kept, read, named)
-    if scheduler is not None:
-        if optimizer is None or isinstance(optimizer, str):
-            raise InputError("scheduler: without its optimizer; expected both")
-        recipe = {**recorded(optimizer, [(scheduler, 1)], script.recipe["steps"]), **recipe}
-    return replace(script, recipe={**script.recipe, **recipe}, baseline=baseline_of(precision))
+    whole = {**script.recipe, **_schedule(optimizer, scheduler, script.recipe["steps"]), **recipe}
+    return script.taking(whole, baseline_of(precision), loss_scale_of(scaler))
+
+
+def _schedule(optimizer: Any, scheduler: Any, steps: int) -> dict[str, Any]:
+    if scheduler is None:
+        return {}
+    if optimizer is None or isinstance(optimizer, str):
+        raise InputError("scheduler: without its optimizer; expected both")
+    return recorded(optimizer, [(scheduler, 1)], steps)
 
 
 def _split(options: Mapping[str, Any]) -> tuple[Kept, dict[str, Any]]:

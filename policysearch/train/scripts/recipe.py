@@ -14,9 +14,10 @@ import torch
 
 from policysearch.graph import FloatArray
 from policysearch.optimizers.optimizer import Optimizer, Rule, rules
+from policysearch.policy.loss_scale import LossScale
 from policysearch.train.groups import Group
 from policysearch.train.schedule import Schedule
-from policysearch.values import USER_FAULTS, InputError
+from policysearch.values import USER_FAULTS, InputError, one_of
 
 STATES: Mapping[str, str] = {"exp_avg": "m", "exp_avg_sq": "v", "momentum_buffer": "velocity"}
 """Names of torch's optimizer states, and ours where those differ."""
@@ -37,6 +38,9 @@ NO_MATTER = (
     *("max_momentum", "swa_lr", "param_names"),
 )
 """Entries of a parameter group that are read apart, or change no value."""
+
+SCALER = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+"""What a GradScaler of torch is made with."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +174,26 @@ def _state(
         raise InputError(f"optimizer: {sorted(counts)} updates; expected as many of each parameter")
     # SGD counts none: what matters is that the first velocity is not the gradient itself.
     return arrays, counts.pop() if counts else int(bool(arrays))
+
+
+def loss_scale_of(scaler: Any) -> LossScale | None:
+    """Return what a GradScaler of torch does, or one of these arguments; None of None.
+
+    One that is off says nothing: that is all that torch leaves of one where its device is not.
+    """
+    if scaler is None:
+        return None
+    if isinstance(scaler, Mapping):
+        for name in scaler:
+            one_of("scaler", name, SCALER)
+        numbers = scaler
+    elif not hasattr(scaler, "get_growth_interval"):
+        raise InputError(f"scaler: {type(scaler).__name__}; expected a GradScaler, or a dict")
+    elif not scaler.is_enabled():
+        return None
+    else:
+        numbers = {name: getattr(scaler, f"_{name}") for name in SCALER}
+    return LossScale("dynamic", **{"init_scale": 2.0**16, **numbers})  # torch's own is 2^16
 
 
 def recorded(optimizer: Any, schedulers: Sequence[tuple[Any, int]], steps: int) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from policysearch.data.datasets import Dataset
 from policysearch.nn.model import Model
+from policysearch.policy.loss_scale import LossScale
 from policysearch.train.groups import Group
 from policysearch.train.tasks import Task
 from policysearch.train.user_code import found_from, result_of
@@ -17,13 +18,20 @@ from policysearch.values import InputError, one_of
 KEY = "script"
 """Of the table [task] of a study file: "file.py:function" of a function that gives a Script."""
 
+SAID = (
+    *("learning_rate", "weight_decay", "momentum", "dampening", "nesterov"),
+    *("beta1", "beta2", "epsilon"),
+)
+"""Settings of an optimizer, as they are listed."""
+
 
 @dataclass(frozen=True)
 class Script:
     """What `from_loader`, `from_trainer` and `from_lightning` give.
 
     `recipe` are keys of [task] by name. `baseline` is the preset of the precision that the script
-    runs at. `taken` says what was read and what was left out, one line each.
+    runs at, `loss_scale` what its scaler does. `taken` says what was read and what was left out,
+    one line each.
     """
 
     model: Model
@@ -31,6 +39,36 @@ class Script:
     recipe: Mapping[str, Any]
     baseline: str = "float32"
     taken: tuple[str, ...] = ()
+    loss_scale: LossScale | None = None
+
+    def taking(
+        self, recipe: Mapping[str, Any], baseline: str, loss_scale: LossScale | None = None
+    ) -> Script:
+        """Return the script with these, and lines of `taken` that say them before the others."""
+        made = replace(self, recipe=recipe, baseline=baseline, loss_scale=loss_scale)
+        return replace(made, taken=(*made._recipe_lines(), *self.taken))
+
+    def _recipe_lines(self) -> Iterator[str]:
+        """Say the optimizer, its settings and groups, schedule, clipping, precision and scaler."""
+        task, given = self.task, "optimizer" in self.recipe
+        said = [f"{n} {self.recipe[n]:g}" for n in SAID if given and n in self.recipe]
+        groups = [f"{len(task.groups)} groups of their own"] if task.groups else []
+        assumed = [] if given else ["assumed: the script says none"]
+        yield f"optimizer: {', '.join([task.optimizer, *said, *groups, *assumed])}"
+        schedule = self.recipe.get("schedule")
+        if schedule is None:
+            yield f"schedule: none, {task.learning_rate:g} at every step"
+        elif schedule.shares:
+            rates = [share * task.learning_rate for share in schedule.shares]
+            yield f"schedule: {len(rates)} rates, from {rates[0]:g} to {rates[-1]:g}"
+        else:
+            yield f"schedule: {schedule.kind}"
+        for name in ("clip_norm", "clip_value"):
+            if name in self.recipe:
+                yield f"{name}: {self.recipe[name]:g}"
+        yield f"precision: {self.baseline}, the baseline of the study"
+        if self.loss_scale is not None:
+            yield f"loss scale: {_scaled(self.loss_scale)}; that of dynamic scales in [space]"
 
     @property
     def task(self) -> Task:
@@ -107,3 +145,10 @@ def _plain(value: Any) -> Any:
             for group in value
         ]
     return value
+
+
+def _scaled(scale: LossScale) -> str:
+    return (
+        f"begins at {scale.init_scale:g}, {scale.growth_factor:g} times as large after "
+        f"{scale.growth_interval} clean steps, {scale.backoff_factor:g} times after an overflow"
+    )

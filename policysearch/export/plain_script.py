@@ -1,0 +1,194 @@
+"""What a plain training script gives each layer by autocast, a GradScaler and torchao's FP8.
+
+It is parsed; nothing in it is run. What says more than is followed here is told as not read.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from policysearch.export.filters import Filter, Unread, filter_of
+from policysearch.export.reading import DEFAULT_RULE, Given, Reading, literal, policy_of
+from policysearch.files import syntax_of
+from policysearch.formats import format_named
+from policysearch.nn.model import Model
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import LayerPolicy, uniform_layer
+from policysearch.policy.presets import PRESETS
+from policysearch.policy.scaling import Scaling
+from policysearch.values import InputError
+
+CALLS = ("autocast", "GradScaler", "convert_to_float8_training")
+"""What is read, by the last of its names."""
+
+USUAL = {"cuda": "float16", "cpu": "bfloat16"}
+"""The dtype of autocast where none is said, by device."""
+
+NUMBERS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+EXPORTED = ("LAYERS", "FUNCTIONS", "RECIPE", "apply_policy", "is_low")
+"""What exported files define, one or the other."""
+CASTS = ("half", "bfloat16")
+"""Methods that store a module low."""
+
+
+def is_script(text: str, where: str) -> bool:
+    """Return whether a file is no exported one."""
+    return not {*_defined(syntax_of(text, where, "a Python file"))} & {*EXPORTED}
+
+
+def script_reading(text: str, model: Model, where: str) -> Reading:
+    """Return what a script gives the layers of `model`.
+
+    Raises InputError, beginning with `where`, for one that calls none of CALLS.
+    """
+    found = _Script(syntax_of(text, where, "a Python file"))
+    if not any(found.calls.values()):
+        said = f"{where}: no table LAYERS, and no call of {', '.join(CALLS)}"
+        raise InputError(f"{said}; expected an exported torch file, or a script that trains so")
+    return found.reading(model, where)
+
+
+def _defined(tree: ast.Module) -> Iterator[str]:
+    """Yield what the top of a file defines."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            yield from (x.id for x in node.targets if isinstance(x, ast.Name))
+
+
+class _Script:
+    """The calls of a script by their last name, and what it assigns to names."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.calls: dict[str, list[ast.Call]] = {name: [] for name in CALLS}
+        self.assigned: dict[str, ast.expr] = {}
+        self.unread: list[str] = []
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                self.assigned[node.targets[0].id] = node.value
+            elif isinstance(node, ast.Call):
+                name = ast.unparse(node.func).rpartition(".")[2]
+                self.calls.get(name, []).append(node)
+                if name in CASTS and isinstance(node.func, ast.Attribute) and not node.args:
+                    said = f"{ast.unparse(node)} stores what it is called on in 16 bits"
+                    self.unread.append(f"line {node.lineno}: {said}")
+        self.tree = tree
+
+    def reading(self, model: Model, where: str) -> Reading:
+        autocast, wide = self._autocast()
+        base = f"torch.autocast.{autocast}" if autocast else "float32"
+        rows = {name: (wide, uniform_layer(autocast or "float32")) for name in model.layer_names}
+        recipe = self._float8(rows, model)
+        given = tuple(Given(n, n, rule, formats) for n, (rule, formats) in rows.items())
+        scale = self._scale()
+        low = any(format_named(row.formats.compute).bits < 16 for row in given)
+        kind = "rowwise" if recipe.startswith("rowwise") else "current"
+        scaling = Scaling(kind, power_of_two=kind == "rowwise") if low else Scaling()  # type: ignore[arg-type]
+        name, traps = f"imported from {where}", tuple(self._traps(autocast, scale))
+        policy = policy_of(given, model, name, base, loss_scale=scale, scaling=scaling)
+        return Reading(policy, given, traps=traps, unread=tuple(self.unread))
+
+    def _autocast(self) -> tuple[str, str]:
+        """Return the dtype of the first autocast that is on, "" without one, and its place."""
+        for call in self.calls["autocast"]:
+            said = {x.arg: x.value for x in call.keywords if x.arg}
+            device = literal(said.get("device_type", call.args[0] if call.args else _NONE))
+            dtype = said.get("dtype", call.args[1] if len(call.args) > 1 else None)
+            if literal(said.get("enabled", _NONE)) is False:
+                continue
+            name = USUAL.get(str(device), "float16") if dtype is None else self._dtype(dtype)
+            if name in USUAL.values():
+                return name, f"autocast, line {call.lineno}"
+            self.unread.append(f"line {call.lineno}: dtype of {ast.unparse(call)}")
+        return "", DEFAULT_RULE
+
+    def _dtype(self, node: ast.expr) -> str:
+        node = self._meant(node)
+        return node.attr if isinstance(node, ast.Attribute) else ""
+
+    def _meant(self, node: ast.expr) -> ast.expr:
+        """Return what a name was given."""
+        return self.assigned.get(node.id, node) if isinstance(node, ast.Name) else node
+
+    def _scale(self) -> LossScale:
+        for call in self.calls["GradScaler"]:
+            said = {x.arg: _number(self._meant(x.value)) for x in call.keywords if x.arg}
+            if said.get("enabled") is False:
+                continue
+            numbers: dict[str, Any] = {name: said[name] for name in NUMBERS if name in said}
+            for name in [name for name, value in numbers.items() if value is None]:
+                self.unread.append(f"line {call.lineno}: {name} of {ast.unparse(call)}")
+                del numbers[name]
+            return LossScale("dynamic", **{"init_scale": 2.0**16, **numbers})
+        return LossScale()
+
+    def _float8(self, rows: dict[str, tuple[str, LayerPolicy]], model: Model) -> str:
+        """Put the linears that are converted into their formats; return the recipe."""
+        recipe = ""
+        for call in self.calls["convert_to_float8_training"]:
+            said = {x.arg: x.value for x in call.keywords if x.arg}
+            recipe = self._recipe(said.get("config"), call.lineno)
+            formats = _formats(recipe)
+            chosen = self._filter(said.get("module_filter_fn"), call.lineno)
+            for name in rows:
+                shape = _linear(name, model)
+                try:
+                    if shape and chosen(name, *shape):
+                        rows[name] = f"convert_to_float8_training, line {call.lineno}", formats
+                except Unread as error:
+                    self.unread.append(f"line {call.lineno}: module_filter_fn: {error}")
+                    break
+        return recipe
+
+    def _recipe(self, node: ast.expr | None, line: int) -> str:
+        """Return the recipe of a config, tensorwise as torchao has it where none is given."""
+        made = None if node is None else self._meant(node)
+        if made is None or (isinstance(made, ast.Call) and not made.args and not made.keywords):
+            return RECIPES[0]
+        if isinstance(made, ast.Call) and "from_recipe_name" in ast.unparse(made.func):
+            name = literal(made.args[0]) if made.args else None
+            if name in RECIPES:
+                return str(name)
+        self.unread.append(f"line {line}: config {ast.unparse(made)}; taken as {RECIPES[0]}")
+        return RECIPES[0]
+
+    def _filter(self, node: ast.expr | None, line: int) -> Filter:
+        if node is None:
+            return lambda name, n_out, n_in: True
+        constants = {name: literal(value) for name, value in self.assigned.items()}
+        return filter_of(self._meant(node), self.tree, constants)
+
+    def _traps(self, autocast: str, scale: LossScale) -> Iterator[str]:
+        if autocast == "float16" and scale.kind == "none":
+            yield "float16 and no loss scale: gradients underflow"
+
+
+_NONE = ast.Constant(None)
+
+
+def _number(node: ast.expr) -> object:
+    """Return a constant, or the power of one, as scales are written."""
+    match node:
+        case ast.BinOp(left=ast.Constant(value=int() | float() as base), op=ast.Pow(), right=power):
+            exponent = literal(power)
+            if isinstance(exponent, int | float) and abs(base) <= 16 and abs(exponent) <= 31:
+                return base**exponent
+    return literal(node)
+
+
+def _linear(name: str, model: Model) -> tuple[int, int] | None:
+    """Return the outputs and inputs of a linear; None of another layer."""
+    shapes = [spec.shape for spec in model.parameters_of(name) if len(spec.shape) == 2]
+    return shapes[0] if model.layer_types.get(name) == "Linear" and shapes else None
+
+
+def _formats(recipe: str) -> LayerPolicy:
+    if recipe == RECIPES[2]:
+        return PRESETS[f"torchao.{recipe}"].layer
+    low = uniform_layer("float8_e4m3fn")
+    return low if recipe == RECIPES[0] else replace(low, grad="float8_e4m3fn")

@@ -1,0 +1,148 @@
+"""Training scripts as they are: autocast, GradScaler and torchao's conversion, read by parsing."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from policysearch.cli import main
+from policysearch.export.filters import Unread, filter_of
+from policysearch.export.targets import read_file
+from policysearch.nn.models import mlp
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.presets import preset
+
+MODEL = mlp((64, 48, 40, 10))
+
+FLOAT8 = """
+import torch
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+raise SystemExit("nothing here is run")
+SKIPPED = ["fc3", "head"]
+
+def wanted(module, fqn):
+    "Which linears."
+    if any(name in fqn for name in SKIPPED):
+        return False
+    return isinstance(module, torch.nn.Linear) and module.in_features % 16 == 0
+
+config = Float8LinearConfig.from_recipe_name("rowwise")
+convert_to_float8_training(net, config=config, module_filter_fn=wanted)
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    loss = net(x)
+"""
+
+
+def computed(text: str, target: str = "torch") -> dict[str, str]:
+    return {n: row.compute for n, row in read_file(target, text, MODEL, "train.py").policy.layers}
+
+
+@pytest.mark.parametrize("target", ["torch", "torchao"])
+def test_converted_linears_are_those_of_the_filter(target: str) -> None:
+    reading = read_file(target, FLOAT8, MODEL, "train.py")
+    rows = computed(FLOAT8, target)
+    assert rows["fc1"] == rows["fc2"] == "float8_e4m3fn"
+    assert rows["fc3"] == rows["relu1"] == "bfloat16" and reading.unread == ()
+    assert reading.policy.layer("fc1").grad == "float8_e4m3fn"  # rowwise
+    assert reading.policy.scaling.recipe == "rowwise" and reading.policy.scaling.power_of_two
+    rules = {row.rule for row in reading.given if row.layer in ("fc1", "fc2")}
+    assert rules == {"convert_to_float8_training, line 14"}
+    every = computed(FLOAT8.replace(", module_filter_fn=wanted", ""), target)
+    assert every["fc3"] == "float8_e4m3fn"
+
+
+SCALER = 'scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10, growth_interval=50)'
+AUTOCAST = f"""
+{SCALER}
+with torch.autocast(device_type="cuda", dtype=torch.float16):
+    pass
+"""
+
+
+def test_autocast_and_a_scaler_are_the_preset_with_its_numbers() -> None:
+    reading = read_file("torch", AUTOCAST, MODEL, "train.py")
+    wanted = preset("torch.autocast.float16", MODEL.layer_names)
+    assert reading.policy.layers == wanted.layers and reading.unread == ()
+    assert reading.policy.low_precision_ops == wanted.low_precision_ops
+    assert reading.policy.loss_scale == LossScale("dynamic", 1024.0, growth_interval=50)
+    traps = read_file("torch", AUTOCAST.replace(SCALER, ""), MODEL, "train.py").traps
+    assert traps == ("float16 and no loss scale: gradients underflow",)
+    assert {*computed(AUTOCAST.replace("torch.float16", "kind")).values()} == {"float32"}
+    named = AUTOCAST.replace("torch.float16", "kind").replace(SCALER, "kind = torch.bfloat16")
+    assert {*computed(named).values()} == {"bfloat16"}
+    off = "with torch.autocast('cuda', enabled=False): pass"
+    assert {*computed(off).values()} == {"float32"}
+    assert {*computed("with torch.autocast('cpu'): pass").values()} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("module_filter_fn=wanted", "module_filter_fn=imported", "imported is not in the file"),
+        ("any(name in fqn for name in SKIPPED)", "chosen(fqn)", "chosen(fqn)"),
+        ("config=config", "config=Float8LinearConfig(emulate=x)", "config Float8LinearConfig"),
+        ("dtype=torch.bfloat16", "dtype=args.kind()", "dtype of torch.autocast"),
+        ("    loss = net(x)", "    loss = net(x)\nnet.half()", "net.half() stores"),
+    ],
+)
+def test_what_is_not_followed_is_said(old: str, new: str, said: str) -> None:
+    assert old in FLOAT8
+    reading = read_file("torchao", FLOAT8.replace(old, new), MODEL, "train.py")
+    assert any(said in line for line in reading.unread), reading.unread
+    assert all(line.startswith("line ") for line in reading.unread)
+
+
+FILTERS = (
+    "lambda m, n: n != 'fc3'",
+    "lambda m, n: isinstance(m, nn.Linear) and not n.endswith(('2', '3'))",
+    "lambda m, n: m.in_features % 16 == 0 and m.out_features % 16 == 0",
+    "lambda m, n: n.split('c')[1] in ('1', '3') or m.in_features * 2 > 90",
+    "lambda mod, fqn: all([c not in fqn for c in ['1', 'x']])",
+    "lambda m, n: 16 <= m.out_features < 48",
+    "lambda m, n: not isinstance(m, (nn.Conv2d, nn.Embedding))",
+)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("text", FILTERS)
+def test_filters_take_what_python_takes(text: str) -> None:
+    nn = pytest.importorskip("torch").nn
+    oracle = eval(text, {"nn": nn})
+    taken = filter_of(ast.parse(text, mode="eval").body, ast.Module([], []), {})
+    for name, n_in, n_out in (("fc1", 64, 48), ("fc2", 48, 40), ("fc3", 40, 10), ("c1", 16, 16)):
+        assert taken(name, n_out, n_in) == bool(oracle(nn.Linear(n_in, n_out), name)), name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "lambda m, n: n[99] == 'x'",
+        "lambda m, n: m.weight",
+        "lambda n: True",
+        "lambda m, n: 'x' * 10 == n",
+        "lambda m, n: open('x').read()",
+    ],
+)
+def test_what_raises_in_a_filter_and_what_would_run_code_is_not_read(text: str) -> None:
+    taken = filter_of(ast.parse(text, mode="eval").body, ast.Module([], []), {})
+    with pytest.raises(Unread):
+        taken("fc1", 2, 2)
+
+
+def test_inspect_says_what_was_found_and_what_was_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(AUTOCAST.replace("2.0**10", "args.scale"))
+    assert main(["inspect", str(file), "--model", "lenet5"]) == 0
+    said = capsys.readouterr().out
+    rows = [line.split() for line in said.splitlines()]
+    assert ["conv1", "conv1", "float16", "autocast,", "line", "3"] in rows
+    assert "not read: line 2: init_scale of torch.amp.GradScaler(" in said
+    assert "a dynamic loss scale, first 65536" in said
+    file.write_text("print('hello')\n")
+    for target in ("torch", "torchao"):
+        assert main(["inspect", str(file), "--model", "lenet5", "--target", target]) == 2
+        assert "autocast" in capsys.readouterr().err
