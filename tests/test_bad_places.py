@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from policysearch import files
-from policysearch.cli import main
 from policysearch.data.idx import read_idx
 from policysearch.files import write_whole
+from policysearch.study.specification import load_spec
+from policysearch.study.study import run_study
 from policysearch.train import tasks
 from policysearch.values import InputError
 from tests.studies import replaced_training, write_study
@@ -84,7 +85,7 @@ def test_a_reader_that_leaves_is_no_mistake() -> None:
 
 @pytest.mark.parametrize("how", ["closed from the start", "reader gone"])
 def test_a_standard_error_that_is_gone_ends_no_study(how: str, tmp_path: Path) -> None:
-    study = write_study(tmp_path)
+    study = write_study(tmp_path, ("trials = 6", "trials = 2"))
     arguments = ["run", str(study), "--storage", str(tmp_path / "x"), "--out", str(tmp_path)]
     arguments += ["--processes", "1"]
     if how == "reader gone":
@@ -102,7 +103,7 @@ def test_a_standard_error_that_is_gone_ends_no_study(how: str, tmp_path: Path) -
             text=True,
             check=False,
         )
-    assert done.returncode == 0 and "6 policies tried" in done.stdout
+    assert done.returncode == 0 and "2 policies tried" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -179,8 +180,7 @@ def test_an_export_is_all_or_nothing(
     study = write_study(tmp_path)
     places = [str(study), "--storage", str(tmp_path / "x")]
     with replaced_training():
-        assert main(["run", *places, "--out", str(tmp_path / "plots"), "--trials", "2"]) == 0
-    capsys.readouterr()
+        run_study(load_spec(study).with_trials(2), tmp_path / "x", processes=0)
     out = tmp_path / "out"
     out.mkdir()
     (out / "tiny-policy.json").write_text("old")
