@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -118,6 +119,7 @@ PAIRS = {
 }
 
 
+@cache
 def _told(target: Target, policy: Policy) -> tuple[str, tuple[str, ...]]:
     """Return the file without the digest, which tells every policy apart, and the losses."""
     text = target.export(policy, MODEL)
@@ -159,7 +161,7 @@ def test_a_scale_of_its_own_is_not_dropped_unsaid(target: Target, field: str) ->
     assert kept or target.losses(asked, net) != target.losses(plain, net)
 
 
-@pytest.mark.parametrize(("first", "target"), enumerate(targets().values()), ids=targets())
+@pytest.mark.parametrize(("first", "target"), [*enumerate(targets().values())], ids=targets())
 def test_presets_are_exported_and_their_losses_are_lines(first: int, target: Target) -> None:
     """Every other preset, on nets in turn: a net has its own layers, not its own rules."""
     for place, name in [*enumerate(PRESETS)][first % 2 :: 2]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,11 +11,10 @@ from hypothesis.extra.numpy import arrays
 from policysearch.formats import Format, Rounding
 from policysearch.rounding.grid import MODES, FloatArray, UintArray
 from policysearch.rounding.rounder import rounder
-from tests.rounding_oracle import ALL, floats, name_of, quantum
+from tests.rounding_oracle import ALL, WAYS, floats, name_of, quantum
 from tests.turns import turns
 
 SIZE = 64
-WAYS = tuple(itertools.product(("inf", "saturate"), ("keep", "flush")))
 BITS = arrays(np.uint32, SIZE, elements=st.integers(0, 2**32 - 1))
 SEEDS = st.integers(-(2**63), 2**64 - 1)
 

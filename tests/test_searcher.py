@@ -71,7 +71,7 @@ def test_an_expected_improvement_is_the_mean_over_samples() -> None:
     found = expected_improvements(beliefs, *free_areas(archive, costs, MEASURE.corner), MEASURE)
     sampled = np.zeros(5)
     for belief in beliefs:
-        draws = rng.normal(belief.mean, belief.sd, (4000, 5))
+        draws = rng.normal(belief.mean, belief.sd, (1500, 5))
         gaps = np.sign(draws) * np.expm1(np.abs(draws)) * MEASURE.smallest_gap
         gains = [improvements(MEASURE.points(g, costs), archive, MEASURE.corner) for g in gaps]
         sampled += belief.weight * np.mean(gains, axis=0)

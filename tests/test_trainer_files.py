@@ -47,7 +47,7 @@ def there_and_back(target: Target, policy: Policy, model: str) -> None:
     assert [row.layer for row in reading.given] == list(net.layer_names)
 
 
-@pytest.mark.parametrize(("place", "name"), enumerate(targets()), ids=targets())
+@pytest.mark.parametrize(("place", "name"), [*enumerate(targets())], ids=targets())
 def test_presets_come_back_as_they_run(place: int, name: str) -> None:
     """Every third, so that each comes back from the files of four targets or more."""
     for preset_name in [*PRESETS][place % 3 :: 3]:
