@@ -23,8 +23,9 @@ front: .venv/package.stamp
 	$(BIN)/policysearch plot $(STUDY)
 	$(BIN)/policysearch export $(STUDY)
 
+# By file, so that what a file makes once is made once.
 test: lint
-	$(BIN)/pytest -n $(PYTEST_WORKERS)
+	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 docs: .venv/package.stamp
 	$(BIN)/policysearch keys > docs/study-file.md

@@ -22,11 +22,11 @@ OWN = (
     *("e8m1", "e8m15", "e8m22", "e8m23"),
 )
 ALL = tuple(format_named(name) for name in (*FORMATS, *OWN))
+WAYS = tuple(itertools.product(("inf", "saturate"), ("keep", "flush")))
+"""What overflow and subnormals may become."""
 ROUNDINGS = tuple(
-    Rounding(mode, overflow, subnormals)  # type: ignore[arg-type]
-    for mode, overflow, subnormals in itertools.product(
-        MODES, ("inf", "saturate"), ("keep", "flush")
-    )
+    Rounding(mode, *way)  # type: ignore[arg-type]
+    for mode, way in itertools.product(MODES, WAYS)
 )
 EXACT_ROUNDINGS = tuple(row for row in ROUNDINGS if row.mode != "stochastic")
 FASTS = tuple(

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from policysearch import files
-from policysearch.cli import main
 from policysearch.data.idx import read_idx
 from policysearch.files import write_whole
+from policysearch.study.specification import load_spec
+from policysearch.study.study import run_study
 from policysearch.train import tasks
 from policysearch.values import InputError
 from tests.studies import replaced_training, write_study
@@ -23,14 +24,30 @@ from tests.test_bad_input import refused
 ROOT = Path(__file__).parents[1]
 
 
-def command(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+BARE = """
+from policysearch.commands import run as module
+from policysearch.study.workers import executors
+from policysearch.__main__ import run
+
+module.write_plots = lambda *_: None
+executors.ProcessExecutor = lambda objective, _: executors.SerialExecutor(objective)
+raise SystemExit(run())
+"""
+"""The command without processes of its own and without plots, which take seconds."""
+
+
+def ran(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
-        [sys.executable, "-m", "policysearch", *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        text=True,
-        check=False,
-        **options,
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, check=False, **options
     )
+
+
+def python(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return ran([sys.executable, *arguments], **options)
+
+
+def command(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return python("-m", "policysearch", *arguments, **options)
 
 
 @pytest.mark.parametrize("kind", ["file", "dangling link"])
@@ -84,25 +101,17 @@ def test_a_reader_that_leaves_is_no_mistake() -> None:
 
 @pytest.mark.parametrize("how", ["closed from the start", "reader gone"])
 def test_a_standard_error_that_is_gone_ends_no_study(how: str, tmp_path: Path) -> None:
-    study = write_study(tmp_path)
-    arguments = ["run", str(study), "--storage", str(tmp_path / "x"), "--out", str(tmp_path)]
-    arguments += ["--processes", "1"]
+    study = write_study(tmp_path, ("trials = 6", "trials = 2"))
+    arguments = ["-c", BARE, "run", str(study), "--storage", str(tmp_path / "x")]
     if how == "reader gone":
         read, write = os.pipe()
         os.close(read)
-        done = command(*arguments, stdout=subprocess.PIPE, stderr=write)
+        done = python(*arguments, stdout=subprocess.PIPE, stderr=write)
         os.close(write)
     else:
-        quoted = " ".join([sys.executable, "-m", "policysearch", *arguments, "2>&-"])
-        done = subprocess.run(
-            quoted,
-            shell=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    assert done.returncode == 0 and "6 policies tried" in done.stdout
+        shell = ["sh", "-c", '"$0" "$@" 2>&-', sys.executable, *arguments]
+        done = ran(shell, stdout=subprocess.PIPE)
+    assert done.returncode == 0 and "2 policies tried" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -179,8 +188,7 @@ def test_an_export_is_all_or_nothing(
     study = write_study(tmp_path)
     places = [str(study), "--storage", str(tmp_path / "x")]
     with replaced_training():
-        assert main(["run", *places, "--out", str(tmp_path / "plots"), "--trials", "2"]) == 0
-    capsys.readouterr()
+        run_study(load_spec(study).with_trials(2), tmp_path / "x", processes=0)
     out = tmp_path / "out"
     out.mkdir()
     (out / "tiny-policy.json").write_text("old")

@@ -1,4 +1,4 @@
-"""Five hundred broken files of rows and devices: each a line, or a line for each bad row."""
+"""Hundreds of broken files of rows and devices: each a line, or a line for each bad row."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from policysearch.objective.published.rows import row_of
 from policysearch.objective.published.steps import speedups, steps_of
 from policysearch.values import InputError
 from tests.test_device_file import graphs, timed
+from tests.validated import few_known as few_known
 from tests.validated import validated
 
 SPEEDUPS = HELD_OUT.with_name("published_speedups.json")
 FILES = {
-    "--narrow": (NARROW, 300),
-    "--memory": (MEMORY, 20),
-    "": (SPEEDUPS, 40),
+    "--narrow": (NARROW, 150),
+    "--memory": (MEMORY, 10),
+    "": (SPEEDUPS, 30),
 }
 HARSH: tuple[Any, ...] = (
     None,
@@ -66,7 +67,7 @@ HARSH: tuple[Any, ...] = (
 )
 
 
-FEW = 12
+FEW = 3
 """Networks that broken rows are drawn of: what is wrong in a row is no matter of its network."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -129,8 +130,7 @@ def test_the_finite_check_reads_what_was_not_clipped() -> None:
 NETS = {"lenet5": lenet5(), "transformer": transformer((4, 8), 10, 8, (16,), 2)}
 
 
-@pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize(("name", "net"), [*zip(PRESETS, cycle(NETS), strict=False)])
 def test_cast_rules_change_no_bit(net: str, name: str) -> None:
     model = NETS[net]
     graph = apply_policy(step_of(model), preset(name, model.layer_names))

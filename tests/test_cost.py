@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from itertools import cycle
 
 import pytest
 
-from policysearch.cost.devices import DEVICES, Device
+from policysearch.cost.devices import DEVICES
 from policysearch.cost.gemm import Extents, aligned_share, extents, utilisation
 from policysearch.cost.kernels import kernels_of
 from policysearch.cost.memory import node_bytes, storage_of
@@ -32,6 +33,7 @@ from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.step import trace_step
 from policysearch.values import InputError
 from tests.cost_steps import WIDE, product, step
+from tests.turns import turns
 
 V100, A100 = DEVICES["V100-SXM2"], DEVICES["A100-SXM4-80GB"]
 EAGER, COMPILED, MINDSPORE = (
@@ -172,8 +174,9 @@ def test_views_and_tfloat32_casts_are_free() -> None:
     assert [k.op for k in step_time(graph, A100, EAGER).kernels] == ["relu"]
 
 
-@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
-@pytest.mark.parametrize("policy", PRESETS)
+@pytest.mark.parametrize(
+    ("policy", "stack"), [*zip(PRESETS, cycle(STACKS.values()), strict=False)], ids=[*PRESETS]
+)
 def test_every_node_runs_in_one_kernel_and_kernels_can_be_ordered(
     policy: str, stack: Stack
 ) -> None:
@@ -237,25 +240,25 @@ def test_updates_read_narrow_parameters_without_a_pass_of_their_own() -> None:
     assert update[0].bytes / count == pytest.approx(10, rel=1e-5)
 
 
-@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
-@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
 @pytest.mark.parametrize(
-    ("model", "fewest_bits"), [(lenet5(), 16), (mlp((128, 256, 128), "relu"), 4)]
+    ("device", "net", "stack"),
+    turns(DEVICES, [(lenet5(), 16), (mlp((128, 256, 128), "relu"), 4)], [*STACKS.values()]),
 )
 def test_halving_the_bits_is_never_slower(
-    device: Device, stack: Stack, model: Chain, fewest_bits: int
+    device: str, net: tuple[Chain, int], stack: Stack
 ) -> None:
     """Whole steps in one format, without any cast or layout change, on formats the device has.
 
     Below 16 bits only where extents meet the alignment: LeNet-5 pads 1 channel to 16 there.
     """
+    (model, fewest_bits), row = net, DEVICES[device]
     graph = trace_step(model, "softmax_cross_entropy", Optimizer(), 32)
     stack, seconds = dataclasses.replace(stack, layout="NHWC"), []
     for name in ("float32", "bfloat16", "float16", "float8_e5m2", "float4_e2m1fn"):
-        if device.runs_as(name) == name and FORMATS[name].bits >= fewest_bits:
+        if row.runs_as(name) == name and FORMATS[name].bits >= fewest_bits:
             nodes = tuple(dataclasses.replace(node, format=name) for node in graph.nodes)
             whole = dataclasses.replace(graph, nodes=nodes)
-            seconds.append((FORMATS[name].bits, step_time(whole, device, stack).step_seconds))
+            seconds.append((FORMATS[name].bits, step_time(whole, row, stack).step_seconds))
     for bits, time in seconds:
         assert all(time >= other for fewer, other in seconds if fewer < bits)
 

@@ -42,12 +42,12 @@ def test_the_same_step_has_speedup_one_exactly() -> None:
     assert (cost.memory_ratio, cost.cast_share, cost.low_precision_share) == (1.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize(("device", "stack", "turn"), turns(DEVICES, [*STACKS], range(4)))
+@pytest.mark.parametrize(("device", "stack", "turn"), turns(DEVICES, [*STACKS], range(12)))
 def test_every_preset_has_a_price_that_survives_storage(device: str, stack: str, turn: int) -> None:
     model = mlp((64, 32, 10), "relu")
     float32 = step(model, "float32", 16)
     # Every device and stack prices some of the presets, and every preset is priced on many.
-    for name in [*PRESETS][turn::4]:
+    for name in [*PRESETS][turn::12]:
         cost = price(step(model, name, 16), float32, device, stack)
         assert 0 < cost.speedup_low <= cost.speedup <= cost.speedup_high < 100
         assert from_plain(PolicyCost, json.loads(json.dumps(to_plain(cost))), "cost") == cost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle, product
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.products import product as products
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.rounding.rounder import Fast, quantise
+from policysearch.rounding.rounder import Fast, fast_ways, quantise
 from policysearch.train.step import trace_step
 from tests.emulated_steps import (
     NETS,
@@ -33,11 +34,13 @@ from tests.rounding_oracle import FASTS
 from tests.turns import turns
 
 SMALL = (mlp((64, 32, 16, 10)), lenet5(), transformer((1, 8, 8), 10, 16, (24,), 2))
+WAYS = [*product(SMALL, [way for way in fast_ways() if way != "off"])]
+"""Nets and ways to run that presets take in turn."""
 
 
 @pytest.mark.parametrize(
     ("name", "model", "fast"),
-    turns(PRESETS, SMALL, FASTS),
+    [(name, *ways) for name, ways in zip(PRESETS, cycle(WAYS), strict=False)],
     ids=lambda row: getattr(row, "name", row),
 )
 def test_every_preset_gives_the_bits_of_the_reference(model: Chain, name: str, fast: Fast) -> None:
@@ -47,14 +50,19 @@ def test_every_preset_gives_the_bits_of_the_reference(model: Chain, name: str, f
 
 
 @pytest.mark.parametrize("fast", FASTS)
-@pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("mode", ["nearest_even", "stochastic"])
-@pytest.mark.parametrize("name", ["float32", "float16", "float8_e4m3fn"])
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw"])
+@pytest.mark.parametrize(
+    ("optimizer", "name", "way"),
+    turns(
+        ["sgd", "momentum", "adam", "adamw"],
+        ["float32", "float16", "float8_e4m3fn"],
+        [*product(NETS, ["nearest_even", "stochastic"])],
+    ),
+)
 def test_every_optimizer_gives_the_bits_of_the_reference(
-    net: str, name: str, optimizer: str, mode: str, fast: Fast
+    optimizer: str, name: str, way: tuple[str, str], fast: Fast
 ) -> None:
     """With all gradients wanted; the mlp has tensors of more than one span."""
+    net, mode = way
     graph = graph_of(NETS[net], name, optimizer, mode)
     assert_gives_the_bits_of_the_reference(graph, started(graph, NETS[net]), fast)
 

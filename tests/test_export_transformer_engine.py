@@ -120,9 +120,9 @@ def drawn(seed: int) -> Policy:
     return preset("te.current", MODEL.layer_names).with_layers(layers, "drawn")
 
 
-def test_every_role_and_direction_of_100_policies_is_right() -> None:
+def test_every_role_and_direction_of_drawn_policies_is_right() -> None:
     checked, hybrids = 0, 0
-    for seed in range(100):
+    for seed in range(30):
         policy = drawn(seed)
         file, running = file_of(policy), target.runs(policy, MODEL)
         for name, tensor in itertools.product(LINEARS, ("input", "weight", "grad_output")):
@@ -145,7 +145,7 @@ def test_every_role_and_direction_of_100_policies_is_right() -> None:
         said = [line for line in target.losses(policy, MODEL) if line.startswith("layer")]
         assert {line.split()[1].rstrip(":") for line in said}.isdisjoint(LINEARS)
         assert target.runs(running, MODEL) == running
-    assert checked == 100 * len(LINEARS) * 6 and hybrids > 500
+    assert checked == 30 * len(LINEARS) * 6 and hybrids > 150
 
 
 def test_the_factories_of_the_zoo_ask_for_what_they_do_there() -> None:

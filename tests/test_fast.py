@@ -30,7 +30,7 @@ def _ran(results: Results) -> set[str]:
     return {score.fast for trial in results.trials for score in trial.scores}
 
 
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", [0, 1])
 def test_results_are_the_same_and_say_what_ran(tmp_path: Path, processes: int) -> None:
     study = api.load_study(write_study(tmp_path, *SHORT))
     found = {}
@@ -52,6 +52,7 @@ def test_a_study_file_names_it_and_another_way_goes_on_with_its_journal(tmp_path
     assert _ran(api.run_study(other, journal, processes=0)) == {"off", fast_ways()[0]}
 
 
+@pytest.mark.usefixtures("one_process")
 def test_the_command_line_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study, journal = write_study(tmp_path, *SHORT), tmp_path / "tiny.journal"
     places = [str(study), "--storage", str(journal)]

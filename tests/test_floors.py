@@ -79,11 +79,16 @@ def _parsed(path: Path, text: str) -> ast.Module:
     return ast.parse(text, str(path))
 
 
-def imports_of(name: str, tree: ast.Module, root: Path) -> Iterator[tuple[str, int]]:
-    """Yield every (dotted name, line) that the module imports, wherever in it that stands.
+@cache
+def imports_of(name: str, tree: ast.Module, root: Path) -> tuple[tuple[str, int], ...]:
+    """Return every (dotted name, line) that the module imports, wherever in it that stands.
 
-    `from a import b` yields `a.b`: whether `b` is a module is for the reader to find out.
+    `from a import b` is `a.b` there: whether `b` is a module is for the reader to find out.
     """
+    return tuple(_imports(name, tree, root))
+
+
+def _imports(name: str, tree: ast.Module, root: Path) -> Iterator[tuple[str, int]]:
     package = name if (root / name.replace(".", "/")).is_dir() else name.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

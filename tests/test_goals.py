@@ -272,11 +272,11 @@ def test_goals_take_fewer_trainings_than_filtering() -> None:
 def test_a_study_asks_for_its_goal_and_the_same_when_interrupted(
     words: str, spec: StudySpec, tmp_path: Path
 ) -> None:
-    small = replace(spec, study=replace(spec.study, trials=12))
+    small = replace(spec, study=replace(spec.study, trials=9))
     goal = with_goal(small, words)
 
     def stop(done: float, _: object) -> None:
-        if done > 7:
+        if done > 6:
             raise KeyboardInterrupt
 
     with replaced_training(summed):
@@ -286,12 +286,13 @@ def test_a_study_asks_for_its_goal_and_the_same_when_interrupted(
             run_study(goal, tmp_path / "again", processes=0, progress=stop)
         again = run_study(goal, tmp_path / "again", processes=0)
     digests = [[t.digest for t in each.trials] for each in (front, found, again)]
-    assert digests[0] != digests[1] == digests[2] and len(digests[1]) == 12
+    assert digests[0] != digests[1] == digests[2] and len(digests[1]) == 9
 
 
 OLD = "any gap<=9 speedup>=0.5 over=float32"
 
 
+@pytest.mark.usefixtures("one_process")
 def test_the_command_line_takes_a_goal_and_says_what_older_keys_mean(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

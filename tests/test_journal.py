@@ -70,7 +70,8 @@ def test_a_cut_after_any_record_resumes_as_if_undisturbed(
 ) -> None:
     """Also after two cuts; what was finished before a cut is never trained again.
 
-    Their records are of the same kinds in the same order, so the samplers take turns.
+    Their records are of the same kinds in the same order, so the samplers take turns, and every
+    second record is cut behind: `make faults-journals` cuts behind all.
     """
     sampler = SAMPLERS[turn]
     spec, content = with_sampler(spec, sampler), journals[sampler].read_bytes()
@@ -78,7 +79,7 @@ def test_a_cut_after_any_record_resumes_as_if_undisturbed(
     assert len(whole.trials) == 9 and len(lines) > 30
     rng = random.Random(0)
     path = tmp_path / "cut.journal"
-    for count in range(turn, len(lines) + 1, len(SAMPLERS)):
+    for count in range(turn, len(lines) + 1, 2 * len(SAMPLERS)):
         path.write_bytes(b"".join(lines[:count]))
         kept = set(Records(read_journal(path.read_bytes()).lines).runs)
         if count % 3 == 0:  # A second cut, somewhere in what the resumed run writes.
@@ -116,7 +117,7 @@ def full_beyond(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.004, 0.01, 0.1, 0.33, 0.5, 0.77, 0.9, 0.98, 0.999])
+@pytest.mark.parametrize("share", [0.0, 0.004, 0.1, 0.5, 0.9, 0.999])
 def test_a_disk_that_fills_is_one_line_and_the_study_resumes(
     share: float, spec: StudySpec, journals: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -134,18 +135,18 @@ def flipped(content: bytes, rng: random.Random) -> bytes:
     return content[:place] + bytes([content[place] ^ 1 << rng.randrange(8)]) + content[place + 1 :]
 
 
-def test_a_thousand_flipped_bits_change_no_result_silently(journal: Path, spec: StudySpec) -> None:
+def test_flipped_bits_change_no_result_silently(journal: Path, spec: StudySpec) -> None:
     content, whole = journal.read_bytes(), shown(journal, spec)
     rng = random.Random(1)
     refused = 0
-    for _ in range(1000):
+    for _ in range(300):
         journal.write_bytes(flipped(content, rng))
         try:
             assert shown(journal, spec) == whole
         except InputError as error:
             assert "line " in str(error) and "repair" in str(error)
             refused += 1
-    assert refused > 990
+    assert refused > 297
 
 
 def damaged(content: bytes, how: str) -> bytes:
@@ -205,7 +206,7 @@ def test_repair_keeps_every_intact_trial_of_a_file_cut_and_damaged_anywhere(
     ends = [i + 1 for i, byte in enumerate(content) if byte == 10]
     starts = [0, *ends]
     path = tmp_path / "bad.journal"
-    for _ in range(150):
+    for _ in range(50):
         cut = rng.randrange(1, len(content))
         hit = rng.randrange(cut)
         path.write_bytes((flipped(content[: hit + 1], rng) + content[hit + 1 :])[:cut])

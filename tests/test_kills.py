@@ -22,6 +22,7 @@ from tests.studies import write_study
 
 ROOT = Path(__file__).parents[1]
 CHANGES = (("trials = 6", "trials = 12"), ("steps = 6", "steps = 150"), ('"random"', '"tpe"'))
+SHORT = (("trials = 6", "trials = 4"), ("steps = 6", "steps = 100"))
 LONGEST_START_SECONDS = 60.0
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc to find processes")
@@ -94,10 +95,10 @@ def runs_in(storage: Path) -> set[RunKey]:
     return set(Records(read_journal(content).lines).runs)
 
 
-def survived(kills: int, folder: Path, seed: int) -> int:
+def survived(kills: int, folder: Path, seed: int, *changes: tuple[str, str]) -> int:
     """Run studies under `kills` kills, check each; return how many studies came to their end."""
     rng = random.Random(seed)
-    study = write_study(folder, *CHANGES)
+    study = write_study(folder, *(changes or CHANGES))
     spec = load_spec(study)
     whole = run_study(spec, folder / "whole.journal", processes=0)
     done, ended = 0, 0
@@ -125,12 +126,17 @@ def survived(kills: int, folder: Path, seed: int) -> int:
     return ended
 
 
+@pytest.mark.slow
 def test_killed_studies_resume_to_the_undisturbed_end(tmp_path: Path) -> None:
     assert survived(3, tmp_path, seed=0) >= 1
 
 
+def test_a_killed_study_resumes_to_the_undisturbed_end(tmp_path: Path) -> None:
+    assert survived(1, tmp_path, 0, *SHORT) == 1
+
+
 def test_ctrl_c_is_one_line_and_the_study_resumes(tmp_path: Path) -> None:
-    study = write_study(tmp_path, *CHANGES)
+    study = write_study(tmp_path, *SHORT)
     storage = tmp_path / "x.journal"
     process = started(study, storage)
     while process.poll() is None and not (storage.exists() and b":run:" in storage.read_bytes()):

@@ -129,6 +129,19 @@ LEARNING = (
 )
 
 
+def shown(nets: tuple[Net, ...], also: tuple[str, ...]) -> list[Any]:
+    """Return nets as parameters; those `also` are of a kind that another is of, and are slow."""
+    assert {*also} < {net.name for net in nets}
+    return [
+        pytest.param(net, id=net.name, marks=[pytest.mark.slow] if net.name in also else [])
+        for net in nets
+    ]
+
+
+ALSO_CHANCE = ("random labels, memorised", "random labels, relu", "random numbers")
+ALSO_LEARNING = ("digits, two layers", "brightest quarter", "brightest quarter, relu", "numbers")
+
+
 def studied(net: Net, folder: Path) -> Results:
     spec = load_spec(write_study(folder, *SHORT, *LONGER, *net.changes))
     return run_study(
@@ -136,7 +149,7 @@ def studied(net: Net, folder: Path) -> Results:
     )
 
 
-@pytest.mark.parametrize("net", CHANCE, ids=lambda net: net.name)
+@pytest.mark.parametrize("net", shown(CHANCE, ALSO_CHANCE))
 def test_a_net_at_chance_has_no_front_in_any_view(net: Net, tmp_path: Path) -> None:
     results = studied(net, tmp_path)
     assert results.front == ()
@@ -158,7 +171,7 @@ def test_a_net_at_chance_has_no_front_in_any_view(net: Net, tmp_path: Path) -> N
         results.knee()
 
 
-@pytest.mark.parametrize("net", LEARNING, ids=lambda net: net.name)
+@pytest.mark.parametrize("net", shown(LEARNING, ALSO_LEARNING))
 def test_a_net_that_learns_has_a_front(net: Net, tmp_path: Path) -> None:
     results = studied(net, tmp_path)
     assert results.learned is not None and results.learned.checked

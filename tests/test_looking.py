@@ -30,6 +30,9 @@ from tests.looks import (
 )
 from tests.studies import WITHOUT_TF32, write_study
 
+one_kind = pytest.mark.parametrize("kind", KINDS[:1], ids=["short runs"], indirect=True)
+"""Of what the two kinds of looks have in common."""
+
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.name)
 def kind(request: pytest.FixtureRequest) -> Kind:
@@ -87,6 +90,7 @@ def test_what_looks_propose_is_trained_after_the_ladder(
     assert f"runs: {whole} whole, {kind.said}" in front_table(results)
 
 
+@one_kind
 def test_the_whole_ladder_is_looked_at_first(spec: StudySpec, kind: Kind, tmp_path: Path) -> None:
     """Also what of it need not be trained: it is far enough apart to say whether looks rank."""
     spec = replace(spec, space=replace(spec.space, ladder=("uniform", "apex.O3")))
@@ -111,6 +115,7 @@ def test_with_one_seed_while_searching_a_look_is_its_share_of_a_trial(
     assert {trial.seeds for trial in results.trials} == {(0,), (0, 1)}
 
 
+@one_kind
 def test_looks_that_do_not_rank_are_given_up(spec: StudySpec, tmp_path: Path) -> None:
     told = Told(rank=False)
     results = run_study(spec, tmp_path / "j", executor=told)
@@ -121,7 +126,12 @@ def test_looks_that_do_not_rank_are_given_up(spec: StudySpec, tmp_path: Path) ->
     assert not set(begun[-6:]) <= front_of(spec, told)
 
 
-@pytest.mark.parametrize("most", [3, 22])
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [(KINDS[0], 3), (KINDS[1], 22)],
+    ids=lambda v: getattr(v, "name", v),
+    indirect=["kind"],
+)
 def test_a_study_that_was_stopped_goes_on_with_the_same_policies(
     most: int, spec: StudySpec, finished: tuple[Told, Path], tmp_path: Path
 ) -> None:
@@ -138,6 +148,7 @@ def test_a_study_that_was_stopped_goes_on_with_the_same_policies(
     assert stopped.runs == whole.runs
 
 
+@one_kind
 def test_on_a_cluster_looks_are_told_as_they_end(spec: StudySpec, tmp_path: Path) -> None:
     path = tmp_path / "j"
     with pytest.raises(KeyboardInterrupt):

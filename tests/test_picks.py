@@ -29,12 +29,17 @@ CHANGES = (("trials = 6", "trials = 48"), ("widths = [8]", "widths = [512]"))
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    folder = tmp_path_factory.mktemp("picks")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a study and its finished journal are."""
+    made = tmp_path_factory.mktemp("picks")
     with replaced_training():
-        return run_study(
-            load_spec(write_study(folder, *CHANGES)), folder / "a.journal", processes=0
-        )
+        run_study(load_spec(write_study(made, *CHANGES)), made / "a.journal", processes=0)
+    return made
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> Results:
+    return api.load_results(load_spec(folder / "tiny.toml"), folder / "a.journal")
 
 
 def test_the_smallest_has_least_memory_within_the_gap(results: Results) -> None:
@@ -74,16 +79,12 @@ def test_what_fits_is_the_fastest_there(results: Results) -> None:
 
 
 def test_the_command_exports_them(
-    results: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    results: Results, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study = write_study(tmp_path, *CHANGES)
-    storage = tmp_path / "b.journal"
-    with replaced_training():
-        run_study(load_spec(study), storage, processes=0)
+    study, storage = folder / "tiny.toml", folder / "a.journal"
     places = [str(study), "--storage", str(storage), "--out", str(tmp_path)]
-    found = api.load_results(load_spec(study), storage)
     assert main(["export", *places, "--smallest"]) == 0
-    assert f"trial {smallest(found).number} of study" in capsys.readouterr().out
+    assert f"trial {smallest(results).number} of study" in capsys.readouterr().out
     assert main(["export", *places, "--fits", "L4", "--batch", "4096"]) == 0
     assert main(["export", *places, "--fits", "L4", "--batch", "0"]) == 2
     assert "batch of the priced step: 0; expected a number from 1" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import numpy as np
@@ -23,6 +24,7 @@ DEEP = Task(model="mlp", data="digits", widths=(512,) * 11, batch_size=4096)
 RESIDUAL = Task(model="transformer", data="digits", batch_size=1024)
 
 
+@functools.cache
 def made(task: Task, stack: str) -> tuple[Objective, Space, PriceTable]:
     objective = Objective(task, "H100-SXM5", stack)
     space = make_space(SpaceSection(formats=FORMATS), objective.model)

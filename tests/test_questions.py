@@ -110,6 +110,7 @@ def test_every_question_is_answered_by_its_commands(
             assert word in printed, (question, word)
 
 
+@pytest.mark.usefixtures("one_process")
 def test_the_commands_of_the_readme_run(folder: Path) -> None:
     commands = commands_of(README)
     assert len(commands) >= 8

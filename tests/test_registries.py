@@ -22,6 +22,7 @@ from policysearch.train.tasks import Task
 from policysearch.train.training import train
 from policysearch.values import InputError
 from tests.emulated_steps import assert_gives_the_bits_of_the_reference, started
+from tests.turns import case
 
 FIVE = LayerPolicy("float16", "bfloat16", "float8_e5m2", "tfloat32", "float8_e4m3fn")
 """Compute, output, grad, wgrad and param all differ."""
@@ -44,11 +45,17 @@ def test_a_model_runs_alike_in_every_way(name: str, policy: str) -> None:
         assert_gives_the_bits_of_the_reference(graph, started(graph, model), fast)
 
 
-@pytest.mark.parametrize(("place", "preset_name"), [*enumerate(PRESETS)], ids=[*PRESETS])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_has_a_price_and_is_exported(name: str, place: int, preset_name: str) -> None:
-    """Under every preset; to one target each, so that every target gets every model."""
-    model = _model(name)
+def test_a_model_has_a_price_and_is_exported(name: str) -> None:
+    """To every target; the presets take turns, so that all models together have all of them."""
+    turn = [*MODELS].index(name) * len(targets())
+    for place, target in enumerate(targets(), turn):
+        preset_name = [*PRESETS][place % len(PRESETS)]
+        with case(preset_name, target):
+            assert_priced_and_exported(_model(name), preset_name, target)
+
+
+def assert_priced_and_exported(model: Chain, preset_name: str, target: str) -> None:
     policy = preset(preset_name, model.layer_names)
     graph = Task().tracing(model, 8).step_graph(policy)
     assert {node.source for node in graph.nodes if node.role == "fprop"} <= {
@@ -57,8 +64,11 @@ def test_a_model_has_a_price_and_is_exported(name: str, place: int, preset_name:
     }
     price = step_price(graph, DEVICES["H100-SXM5"], STACKS["torch.compile"])
     assert price.time.step_seconds > 0
-    target = [*targets().values()][place % len(targets())]
-    assert policy.digest in target.export(policy, model)
+    assert policy.digest in targets()[target].export(policy, model)
+
+
+def test_models_and_targets_are_enough_for_all_presets() -> None:
+    assert len(MODELS) * len(targets()) >= len(PRESETS)
 
 
 @pytest.fixture(scope="module", params=LOADERS)

@@ -7,7 +7,7 @@ import pytest
 
 from policysearch.formats import FORMATS, Format, Rounding, format_named
 from policysearch.rounding import rounder as rounding_module
-from policysearch.rounding.grid import KEY_SPAN, SPAN, FloatArray
+from policysearch.rounding.grid import KEY_SPAN, MODES, SPAN, FloatArray
 from policysearch.rounding.rounder import Fast, fast_ways, quantise, rounder
 from policysearch.values import InputError
 from tests.rounding_oracle import (
@@ -15,6 +15,7 @@ from tests.rounding_oracle import (
     EXACT_ROUNDINGS,
     FASTS,
     ROUNDINGS,
+    WAYS,
     boundaries,
     by_float64,
     by_library,
@@ -82,9 +83,11 @@ def test_nearest_even_is_that_of_the_libraries(fmt: Format, fast: Fast) -> None:
     assert mismatches(rounded(x, fmt, NEAREST, fast), by_library(x, fmt)) == 0
 
 
-@pytest.mark.parametrize("fmt", ALL, ids=name_of)
-@pytest.mark.parametrize("rounding", ROUNDINGS, ids=name_of)
-def test_fast_ways_give_the_bits_of_the_reference(fmt: Format, rounding: Rounding) -> None:
+@pytest.mark.parametrize(("fmt", "mode", "way"), turns(ALL, MODES, WAYS), ids=name_of)
+def test_fast_ways_give_the_bits_of_the_reference(
+    fmt: Format, mode: str, way: tuple[str, str]
+) -> None:
+    rounding = Rounding(mode, *way)  # type: ignore[arg-type]
     normal = np.random.default_rng(3).standard_normal(SPAN).astype(np.float32)
     x = np.concatenate((normal, normal * np.float32(fmt.min_normal), random_bits(2 * SPAN + 77)))
     reference = rounded(x, fmt, rounding, "off", seed=7, counter=2**63 + 5)
@@ -173,9 +176,11 @@ def test_stochastic_result_depends_on_seed_counter_and_place_alone(name: str, fa
     assert not np.array_equal(first, other)
 
 
-@pytest.mark.parametrize("fast", FASTS)
-@pytest.mark.parametrize("rounding", [r for r in ROUNDINGS if r.mode == "stochastic"], ids=name_of)
-@pytest.mark.parametrize("fmt", ALL, ids=name_of)
+@pytest.mark.parametrize(
+    ("fmt", "rounding", "fast"),
+    turns(ALL, [r for r in ROUNDINGS if r.mode == "stochastic"], FASTS),
+    ids=name_of,
+)
 def test_a_bound_draw_gives_the_same_bits(fmt: Format, rounding: Rounding, fast: Fast) -> None:
     normal = np.random.default_rng(3).standard_normal(KEY_SPAN + 77).astype(np.float32)
     tiny = normal * np.float32(fmt.min_normal)

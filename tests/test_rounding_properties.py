@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from policysearch.formats import Format, Rounding
-from policysearch.rounding.grid import FloatArray, UintArray
+from policysearch.rounding.grid import MODES, FloatArray, UintArray
 from policysearch.rounding.rounder import rounder
-from tests.rounding_oracle import ALL, ROUNDINGS, floats, name_of, quantum
+from tests.rounding_oracle import ALL, WAYS, floats, name_of, quantum
+from tests.turns import turns
 
 SIZE = 64
 BITS = arrays(np.uint32, SIZE, elements=st.integers(0, 2**32 - 1))
@@ -35,9 +36,11 @@ def order(x: FloatArray, given: FloatArray) -> FloatArray:
     return np.where(overflowed, np.copysign(np.float32(np.inf), given), x)
 
 
-@pytest.mark.parametrize("rounding", ROUNDINGS, ids=name_of)
-@pytest.mark.parametrize("fmt", ALL, ids=name_of)
-def test_properties(fmt: Format, rounding: Rounding) -> None:
+@pytest.mark.parametrize(("fmt", "mode", "way"), turns(ALL, MODES, WAYS), ids=name_of)
+def test_properties(fmt: Format, mode: str, way: tuple[str, str]) -> None:
+    """Every mode on every format, overflow and subnormals in turn."""
+    rounding = Rounding(mode, *way)  # type: ignore[arg-type]
+
     @settings(max_examples=12)
     @given(BITS, BITS, SEEDS, SEEDS)
     def holds(bits: UintArray, more: UintArray, seed: int, counter: int) -> None:

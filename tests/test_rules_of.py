@@ -56,7 +56,7 @@ def policies_of(draw: st.DrawFn, model: Model) -> Policy:
     return replace(base, layers=dealt, phases=phases)
 
 
-@settings(max_examples=16, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_random_policies_come_back_from_few_rules(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

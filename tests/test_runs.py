@@ -204,6 +204,7 @@ def test_one_that_moves_three_places_speaks_against_looks_among_many_alone() -> 
         assert ranks_alike(pairs, np.random.default_rng(0).uniform(size=(len(pairs), 2))) is wanted
 
 
+@pytest.mark.slow
 def test_new_seeds_keep_the_front_true() -> None:
     """Without them, the longer one seed is searched the worse is its front on the mean of all."""
     shares = noisy_shares(load("tanh-mlp"), "own+seeds")

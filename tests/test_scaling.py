@@ -21,6 +21,7 @@ from tests.emulated_steps import assert_gives_the_bits_of_the_reference, started
 from tests.emulated_steps import fill as _fill
 from tests.rounding_oracle import FASTS
 from tests.scaled_steps import ACTIVE, E4M3, FP4, HYBRID, NETS, fill, policy_of, step_of
+from tests.turns import turns
 
 
 def _bf16(x: FloatArray) -> FloatArray:
@@ -87,9 +88,7 @@ def test_the_forward_product_equals_torch_scaled_mm() -> None:
     _close(executable.value("logits"), expected)
 
 
-@pytest.mark.parametrize("fast", FASTS)
-@pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("recipe", ACTIVE)
+@pytest.mark.parametrize(("recipe", "net", "fast"), turns(ACTIVE, [*NETS], FASTS))
 def test_every_recipe_gives_the_bits_of_the_reference(net: str, recipe: Recipe, fast: Fast) -> None:
     graph = step_of(NETS[net], policy_of(NETS[net], recipe, FP4 if recipe == "nvfp4" else HYBRID))
     assert_gives_the_bits_of_the_reference(graph, started(graph, NETS[net]), fast)

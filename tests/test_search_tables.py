@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,10 +32,15 @@ def objective(spec: StudySpec) -> Objective:
     return objective_of(spec)
 
 
+@pytest.fixture(scope="module")
+def made(spec: StudySpec, objective: Objective) -> dict[str, Any]:
+    """Everything of the table but what is trained."""
+    return described(spec, objective)
+
+
 def test_the_policies_and_the_start_are_those_of_the_study(
-    spec: StudySpec, objective: Objective
+    spec: StudySpec, made: dict[str, Any]
 ) -> None:
-    made = described(spec, objective)
     with np.load(FOLDER / f"{spec.study.name}.npz") as data:
         for name in ("places", "modifiers"):
             assert str(data[name]) == made[name]
@@ -43,10 +49,10 @@ def test_the_policies_and_the_start_are_those_of_the_study(
 
 
 def test_scales_that_are_one_row_were_trained_to_the_same_bit(
-    spec: StudySpec, objective: Objective
+    spec: StudySpec, made: dict[str, Any]
 ) -> None:
     """The table was made with a row for each; where they are one now, its gaps are equal."""
-    rows, table = described(spec, objective)["rows"], load(spec.study.name)
+    rows, table = made["rows"], load(spec.study.name)
     merged = np.flatnonzero((rows != table.rows).any(axis=1))
     assert len(merged) == 32 and table.raw[merged].max() == 1
     for place in merged:

@@ -8,7 +8,7 @@ from typing import Any
 
 import optuna
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policysearch.formats import format_named
@@ -162,6 +162,7 @@ def a_product(role: str) -> st.SearchStrategy[Product | None]:
     return st.none() | st.builds(Product, first, st.builds(Operand, names, source, scaling))
 
 
+@settings(max_examples=25)
 @given(
     products=st.builds(Products, *(a_product(role) for role in ROLES)),
     scaling=st.sampled_from([None, Scaling("blocks", weights="squares")]),

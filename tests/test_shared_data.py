@@ -124,7 +124,7 @@ def test_results_do_not_depend_on_how_the_data_come(
         monkeypatch.setattr(os, "memfd_create", full, raising=False)
     objective = Objective(replace(TASK, data=data), *COST)
     jobs = [Job(objective.float32, seed) for seed in range(2)]
-    with ProcessExecutor(objective, 2) as executor:
+    with ProcessExecutor(objective, 1) as executor:
         found = dict(executor.run(jobs))
     assert isinstance(objective.dataset, SharedDataset) == (way != "not at all")
     assert found == dict(SerialExecutor(Objective(TASK, *COST)).run(jobs))

@@ -27,6 +27,7 @@ from policysearch.study.results.results import Results
 from policysearch.values import InputError
 from tests.studies import write_study
 
+pytestmark = pytest.mark.usefixtures("one_process")
 MODEL = lenet5()
 TARGET = 'name = "tiny"', 'name = "tiny"\ntarget = "torch"'
 FLOAT8 = 'ladder = ["bfloat16", "mindspore.O0", "apex.O3"]', 'ladder = ["te.current"]'

@@ -29,6 +29,7 @@ from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer
 from policysearch.train.training import train
 from tests.rounding_oracle import FASTS
+from tests.turns import turns
 
 Wide = npt.NDArray[np.float64]
 Move = Callable[[int, Wide, dict[str, Wide]], Wide]
@@ -268,10 +269,13 @@ def same(one: Run, other: Run) -> bool:
     return params and arrays and counts
 
 
-@pytest.mark.parametrize("fast", FASTS)
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw"])
 @pytest.mark.parametrize(
-    "kind", ["apex.O3", "bfloat16", "float8", "phases", "stochastic", "stored"]
+    ("kind", "optimizer", "fast"),
+    turns(
+        ["apex.O3", "bfloat16", "float8", "phases", "stochastic", "stored"],
+        ["sgd", "momentum", "adam", "adamw"],
+        FASTS,
+    ),
 )
 def test_watching_changes_no_bits(
     kind: str,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -27,3 +28,13 @@ def _case(*values: Any) -> Any:
     marks = [mark for value in values if isinstance(value, Case) for mark in value.marks]
     plain = [value.values[0] if isinstance(value, Case) else value for value in values]
     return pytest.param(*plain, marks=marks)
+
+
+@contextmanager
+def case(*names: object) -> Iterator[None]:
+    """Say which case of a loop failed, as the id of a parameter would."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"in the case {'-'.join(map(str, names))}")
+        raise

@@ -11,7 +11,7 @@ from typing import Any
 
 from policysearch.files import read_text
 from policysearch.nn.model import Model
-from policysearch.policy.policy import CLIPPING, Policy, from_data, to_data
+from policysearch.policy.policy import CLIPPING, Layers, Policy, from_data, to_data
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.policy.products import Products
 from policysearch.rewrite.format_rules import (
@@ -45,10 +45,10 @@ class RulesFile:
 
     def policy(self, model: Model, where: str = "rules") -> Policy:
         """Return the policy of `model`; InputError where a rule matches nothing in it."""
-        base = to_data(preset(self.base, model.layer_names))
+        layers, base = _layers_apart(preset(self.base, model.layer_names))
         if self.rules or self.settings:
             base["name"] = f"{self.base} with rules"
-        policy = from_data({**base, **self.settings}, f"{where}: policy")
+        policy = replace(from_data({**base, **self.settings}, f"{where}: policy"), layers=layers)
         return apply_format_rules(policy, rules_for(self.rules, model))
 
     def text(self) -> str:
@@ -75,10 +75,11 @@ def rules_file_of(policy: Policy, model: Model) -> RulesFile:
     names = [name for name, _ in policy.layers]
     graph = trace_forward(model, SMALLEST_BATCH)
     fitting, tried = Matches(graph, model), []
+    _, wanted = _layers_apart(policy)
     for base in PRESETS:
-        data = to_data(preset(base, names))
-        settings = {"name": policy.name, **_settings(policy, data)}
-        start = from_data({**data, **settings})
+        layers, data = _layers_apart(preset(base, names))
+        settings = {"name": policy.name, **_settings(wanted, data)}
+        start = replace(from_data({**data, **settings}), layers=layers)
         rules = rules_of(policy, start, fitting)
         rebuilt = apply_format_rules(start, placed_rules(rules, graph, model))
         lists = {name: list(getattr(policy, name)) for name in LISTS.values()}
@@ -120,10 +121,17 @@ def read_rules(path: Path) -> RulesFile:
     return RulesFile(base, rules_from_data(data, where), settings)
 
 
-def _settings(policy: Policy, base: Mapping[str, Any]) -> dict[str, Any]:
+def _layers_apart(policy: Policy) -> tuple[Layers, dict[str, Any]]:
+    """Return the layers of a policy, and it as plain data that says no more than their names."""
+    plain = to_data(replace(policy, layers=(), phases=()))
+    phases = to_data(policy)["phases"] if policy.phases else []
+    return policy.layers, {**plain, "layers": {n: {} for n, _ in policy.layers}, "phases": phases}
+
+
+def _settings(policy: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     """Return what differs from the base, but layers and op lists; None is what is left out."""
     left_out = ("layers", "name", *LISTS.values())
-    settings = {k: v for k, v in to_data(policy).items() if k not in left_out and v != base[k]}
+    settings = {k: v for k, v in policy.items() if k not in left_out and v != base[k]}
     return {key: _without_none(value) for key, value in settings.items() if value is not None}
 
 

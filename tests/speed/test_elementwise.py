@@ -28,7 +28,8 @@ from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import rounder
 from policysearch.train.step import trace_step
-from tests.rounding_oracle import ALL, name_of
+from tests.rounding_oracle import ALL
+from tests.turns import case
 
 # What follows the batch in a shape: features, or channels, height and width.
 TRAILING = ((1,), (7,), (33,), (1, 1, 1), (3, 5, 4), (6, 2, 7), (2, 9, 1))
@@ -90,10 +91,15 @@ def _inputs(op: Op, draw: Draw, rng: np.random.Generator, shape: Shape) -> list[
 
 @pytest.mark.parametrize("draw", [_gaussian, _special], ids=["gaussian", "special"])
 @pytest.mark.parametrize("trailing", TRAILING, ids=str)
-@pytest.mark.parametrize("fmt", ALL, ids=name_of)
 @pytest.mark.parametrize("op", [add, bias], ids=lambda op: op.name)
-def test_sums_are_rounded_on_the_way(op: Op, fmt: Format, trailing: Shape, draw: Draw) -> None:
+def test_sums_are_rounded_on_the_way(op: Op, trailing: Shape, draw: Draw) -> None:
     pytest.importorskip("policysearch.emulator.kernels._elementwise")
+    for fmt in ALL:
+        with case(fmt.name):
+            assert_rounded_on_the_way(op, fmt, trailing, draw)
+
+
+def assert_rounded_on_the_way(op: Op, fmt: Format, trailing: Shape, draw: Draw) -> None:
     rng = np.random.default_rng(1)
     for overflow, subnormals in (("inf", "keep"), ("saturate", "keep"), ("inf", "flush")):
         own = rounder(fmt, Rounding("nearest_even", overflow, subnormals))  # type: ignore[arg-type]
