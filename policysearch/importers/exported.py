@@ -23,6 +23,7 @@ import torch
 
 from policysearch.importers.aliases import Aliases, in_place, op_of, open_regions
 from policysearch.importers.decomposition import take_apart
+from policysearch.importers.followed import call_name, followed_known
 from policysearch.importers.packed import packed_known
 from policysearch.importers.program import (
     FLOATS,
@@ -35,10 +36,10 @@ from policysearch.importers.program import (
 )
 from policysearch.importers.rules import rule_of
 from policysearch.importers.stand_ins import (
-    alignments_known,
     attributes_kept,
     counts_known,
     own_gradients_refused,
+    results_known,
 )
 from policysearch.ops.dense import UNCAST
 from policysearch.values import USER_FAULTS, InputError
@@ -92,13 +93,14 @@ def exported(module: Any, inputs: tuple[Any, ...], training: bool = True) -> Any
             mock.patch.object(torch.distributions.Distribution, "_validate_args", False),
             # transformers has grouped queries without copies of keys, but not where it is exported
             mock.patch.dict(os.environ, {"TRANSFORMERS_SDPA_FORCE_GQA": "1"}),
-            alignments_known(),
+            results_known(),
             packed_known(),
         ):
             warnings.simplefilter("ignore")
             module.train(training)
-            with counts_known(), attributes_kept(module):
+            with counts_known(), attributes_kept(module), followed_known():
                 program = torch.export.export(module, inputs, strict=False)
+            _unchecked(program.graph)
             open_regions(program.graph_module)
             take_apart(program, rule_of)
             return program
@@ -114,6 +116,13 @@ def exported(module: Any, inputs: tuple[Any, ...], training: bool = True) -> Any
         logging.disable(disabled)
         for part, training in modes:
             part.training = training
+
+
+def _unchecked(graph: Any) -> None:
+    """Leave out what a cast asserts of its input: it is not the same in a copy of the module."""
+    for node in list(graph.nodes):
+        if op_of(node) == "aten._assert_tensor_metadata":
+            graph.erase_node(node)
 
 
 @dataclass(frozen=True)
@@ -240,7 +249,7 @@ def with_batch(example: tuple[Any, ...], count: int) -> tuple[Any, ...]:
 
 
 def _calls(program: Any) -> list[str]:
-    return [str(n.target) if n.op == "call_function" else n.op for n in program.graph.nodes]
+    return [call_name(node) for node in program.graph.nodes]
 
 
 def _holds_floats(value: Any) -> bool:
