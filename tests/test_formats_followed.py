@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from torch import Tensor, nn
 
 from benchmarks.census.measure import verdict
