@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from traceback import StackSummary
 from types import MappingProxyType
 from typing import Any
 from unittest import mock
@@ -18,6 +19,8 @@ from torch._decomp import decomposition_table
 from torch._functorch import eager_transforms, vmap
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_impls import op_implementations_dict
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.utils._traceback import CapturedTraceback
 
 from policysearch.values import InputError
 
@@ -221,3 +224,17 @@ def attributes_kept(module: Any) -> Iterator[None]:
         for part, attributes in before:
             vars(part).clear()
             vars(part).update(attributes)
+
+
+@contextlib.contextmanager
+def read_alone(lines: bool) -> Iterator[None]:
+    """While it is entered, torch writes no code of the graphs it makes, which nobody runs.
+
+    Nor, without `lines`, says of every call from where it came.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_use_lazy_graph_module(True))
+        if not lines:
+            nowhere = mock.patch.object(CapturedTraceback, "summary", lambda _: StackSummary())
+            stack.enter_context(nowhere)
+        yield
