@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from policysearch.formats import FORMATS
 from policysearch.graph import Attrs, Graph, Shape
 from policysearch.ops.builder import Builder, backward
 from policysearch.ops.catalogue import OPS
@@ -14,7 +15,7 @@ from policysearch.ops.elementwise import add
 from policysearch.ops.source import LOSS_SCALE, data, parameter
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.rounding.rounder import fast_ways
+from policysearch.rounding.rounder import fast_ways, quantise
 from policysearch.values import InputError
 from tests.emulated_steps import assert_gives_the_bits_of_the_reference
 
@@ -75,14 +76,18 @@ def variant_graph(name: str, shapes: tuple[Shape, ...], attrs: Attrs, format: st
     return replace(graph, nodes=tuple(nodes))
 
 
+@pytest.mark.parametrize("fed", ["float32", "float16"])
 @pytest.mark.parametrize("format", ["float32", "float16"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_way_gives_the_bits_of_the_reference(variant: str, format: str) -> None:
+def test_every_way_gives_the_bits_of_the_reference(variant: str, format: str, fed: str) -> None:
+    """What is `fed` on the grid of its format too: sums of such values leave it."""
     name, shapes, attrs = VARIANTS[variant]
     graph = variant_graph(name, shapes, attrs, format)
+    nodes = (replace(n, format=fed) if n.op.kind == "source" else n for n in graph.nodes)
+    graph = replace(graph, nodes=tuple(nodes))
     rng = np.random.default_rng(0)
     start = {
-        n.name: rng.uniform(0.0, 4.0, n.shape).astype(np.float32)
+        n.name: quantise(rng.uniform(0.0, 4.0, n.shape).astype(np.float32), FORMATS[fed])
         for n in graph.nodes
         if n.op.kind == "source"
     }

@@ -12,7 +12,7 @@ import numpy as np
 
 from policysearch.graph import Op, size
 from policysearch.importers.elementwise import add, multiply
-from policysearch.importers.shapes import cast, expand
+from policysearch.importers.shapes import cast, exchanged, expand
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.nn.model import WRITTEN
 from policysearch.ops import dense, elementwise, masks
@@ -52,6 +52,10 @@ def matmul(t: Tracer, a: Tensor, b: Tensor) -> Tensor:
         right = t.shaped(Tensor(b.id, stored), stored)
         product = t.emit_nodes(dense.matmul, t.rows(a), right, transpose_b=b.swapped)
         return t.view(product, shape)
+    if len(a.shape) == 2 < len(b.shape) and t.is_trained(a, by_gradients=True):
+        # it folds those of b where a has a gradient, which is then one product, rounded once
+        turned = matmul(t, exchanged(t, b, -1, -2), exchanged(t, a, 0, 1))
+        return exchanged(t, turned, -1, -2)
     lead, start = tuple(np.broadcast_shapes(a.shape[:-2], b.shape[:-2])), len(t.b.nodes)
     a, b = (x if x.shape[:-2] == lead else _spread(t, x, lead) for x in (a, b))
     t.list_under(
@@ -115,17 +119,21 @@ def scaled_dot_product_attention(
     hides: bool = False,
     empty_rows: bool = False,
     strided: bool = False,
+    copied: bool = False,
 ) -> Tensor:
     """softmax(q k^T * scale + mask) v, as torch documents the function, or as a kernel of it.
 
     `hides`: the mask holds truth values, of what is left. `empty_rows`: it may leave nothing of
     some rows, which are 0 then, as in torch. `strided`: some rows of q, k or v are in no one piece.
+    `copied`: keys that queries share are copied for each, and what that gives rounds.
     """
     if is_causal:
         raise refuse("is_causal", "the importer gives the mask instead")
     factor = scale if scale is not None else 1.0 / math.sqrt(query.shape[-1])
     mask = None if attn_mask is None else Mask(attn_mask, hides, empty_rows)
     shared = query.shape[-3] // key.shape[-3] if enable_gqa else 1
+    if copied:
+        key, value, shared = _repeated(t, key, shared), _repeated(t, value, shared), 1
     qkv = (query, key, value)
     if t.attention == WRITTEN:
         scores = _scores(t, query, _repeated(t, key, shared))

@@ -55,6 +55,16 @@ def hides_rows(mask: Any) -> bool:
     return not bool(visible.any(-1).all())
 
 
+def copies_keys(node: Any, mask: Any) -> bool:
+    """Return whether transformers, where it is not exported, has a copy of keys for every query.
+
+    It has, beside a mask that does more than hide what comes later; None is one that is fed.
+    """
+    called = "attention_interface(" in (node.meta.get("stack_trace") or "").rpartition("File")[2]
+    causal = mask is not None and mask.dtype == torch.bool
+    return called and not (causal and torch.equal(mask, torch.ones_like(mask).tril()))
+
+
 def differs(value: Any, whole: Any) -> bool:
     """Return whether an array is other than `value` repeated."""
     if value.is_complex():

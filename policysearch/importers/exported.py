@@ -23,6 +23,7 @@ import torch
 
 from policysearch.importers.aliases import Aliases, in_place, op_of, open_regions
 from policysearch.importers.decomposition import take_apart
+from policysearch.importers.followed import call_name, followed_known
 from policysearch.importers.packed import packed_known
 from policysearch.importers.program import (
     FLOATS,
@@ -35,10 +36,11 @@ from policysearch.importers.program import (
 )
 from policysearch.importers.rules import rule_of
 from policysearch.importers.stand_ins import (
-    alignments_known,
     attributes_kept,
     counts_known,
     own_gradients_refused,
+    read_alone,
+    results_known,
 )
 from policysearch.ops.dense import UNCAST
 from policysearch.values import USER_FAULTS, InputError
@@ -75,10 +77,13 @@ ELSEWHERE = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
 """Where the lines are that are not the user's."""
 
 
-def exported(module: Any, inputs: tuple[Any, ...], training: bool = True) -> Any:
+def exported(
+    module: Any, inputs: tuple[Any, ...], training: bool = True, lines: bool = True
+) -> Any:
     """Return a form of the module, before decomposition, regions open; InputError if it has none.
 
-    torch logs and prints what it stumbles over besides raising it; one of them is enough.
+    torch logs and prints what it stumbles over besides raising it; one of them is enough. Without
+    `lines` of the user's code, which one of several exports has, it takes three quarters as long.
     """
     modes = [(part, part.training) for part in module.modules()]
     disabled = logging.root.manager.disable
@@ -92,28 +97,40 @@ def exported(module: Any, inputs: tuple[Any, ...], training: bool = True) -> Any
             mock.patch.object(torch.distributions.Distribution, "_validate_args", False),
             # transformers has grouped queries without copies of keys, but not where it is exported
             mock.patch.dict(os.environ, {"TRANSFORMERS_SDPA_FORCE_GQA": "1"}),
-            alignments_known(),
+            results_known(),
             packed_known(),
         ):
             warnings.simplefilter("ignore")
             module.train(training)
-            with counts_known(), attributes_kept(module):
-                program = torch.export.export(module, inputs, strict=False)
-            open_regions(program.graph_module)
-            take_apart(program, rule_of)
-            return program
+            return _exported(module, inputs, lines)
     except InputError as error:
         raise InputError(f"module {type(module).__name__}: {error}") from error
     except USER_FAULTS as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
+        said = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(
-            f"module {type(module).__name__}: torch.export: {lines[0]}; expected a forward that it "
+            f"module {type(module).__name__}: torch.export: {said[0]}; expected a forward that it "
             f"takes, here with {len(inputs[0])} examples and without branches on values"
         ) from error
     finally:
         logging.disable(disabled)
         for part, training in modes:
             part.training = training
+
+
+def _exported(module: Any, inputs: tuple[Any, ...], lines: bool) -> Any:
+    with counts_known(), attributes_kept(module), followed_known(), read_alone(lines):
+        program = torch.export.export(module, inputs, strict=False)
+    _unchecked(program.graph)
+    open_regions(program.graph_module)
+    take_apart(program, rule_of)
+    return program
+
+
+def _unchecked(graph: Any) -> None:
+    """Leave out what a cast asserts of its input: it is not the same in a copy of the module."""
+    for node in list(graph.nodes):
+        if op_of(node) == "aten._assert_tensor_metadata":
+            graph.erase_node(node)
 
 
 @dataclass(frozen=True)
@@ -135,7 +152,7 @@ def exports(module: Any, example: tuple[Any, ...], training: bool) -> Exports:
     # copy of the module tells them apart: there the cast changes the dtype.
     first = _first_export(module, with_batch(example, BATCHES[0]), training)
     second, casts_known = _second_export(module, example, first, training)
-    third = exported(module, with_batch(example, BATCHES[2]), training)
+    third = exported(module, with_batch(example, BATCHES[2]), training, lines=False)
     programs = first, second, third
     aliases = [Aliases(program.graph) for program in programs]
     if any(_calls(other) != _calls(first) for other in (second, third)):
@@ -198,12 +215,12 @@ def _second_export(
     if any(_names_a_format(node) for node in first.graph.nodes):
         low = tuple(x.to(torch.bfloat16) if x.dtype in FLOAT_TYPES else x for x in inputs)
         try:
-            second = exported(_in_bfloat16(module), low, training)
+            second = exported(_in_bfloat16(module), low, training, lines=False)
         except InputError:
             second = None
         if second is not None and _calls(second) == _calls(first):
             return second, True
-    return exported(module, inputs, training), False
+    return exported(module, inputs, training, lines=False), False
 
 
 def _names_a_format(node: Any) -> bool:
@@ -240,7 +257,7 @@ def with_batch(example: tuple[Any, ...], count: int) -> tuple[Any, ...]:
 
 
 def _calls(program: Any) -> list[str]:
-    return [str(n.target) if n.op == "call_function" else n.op for n in program.graph.nodes]
+    return [call_name(node) for node in program.graph.nodes]
 
 
 def _holds_floats(value: Any) -> bool:

@@ -189,16 +189,16 @@ def cast(t: Tracer, x: Tensor, dtype: Any, *_: Any, back: bool = False, **__: An
     if dtype == "float32":
         t.pinned += 1
         return t.pointwise(pinned_cast, x, **{"format": "float32", NUMBER: t.pinned})
+    if isinstance(dtype, Tensor):
+        return x if dtype.id == x.id else t.emit(like, dtype, x)
     if t.is_stored(x):
-        return _as_met(t, x, dtype)
+        return _as_met(t, x)
     left = t.widened_at(x) if back else None
     return x if left is None else t.pointwise(pinned_cast, x, **{BACK: left})
 
 
-def _as_met(t: Tracer, x: Tensor, other: Any) -> Tensor:
-    """Return a parameter in the format of another tensor or, none said, of what it meets."""
-    if isinstance(other, Tensor):
-        return t.emit(like, other, x)
+def _as_met(t: Tracer, x: Tensor) -> Tensor:
+    """Return a parameter in the format of what it meets."""
     read = Tensor(t.b.emit(as_read, x.id, attrs={"shape": t.b.shape(x.id)}), x.shape, x.swapped)
     t.follow(read)
     return read

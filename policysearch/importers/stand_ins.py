@@ -7,14 +7,20 @@ show it.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
+from traceback import StackSummary
 from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
 import torch
+from torch._decomp import decomposition_table
 from torch._functorch import eager_transforms, vmap
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_impls import op_implementations_dict
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.utils._traceback import CapturedTraceback
 
 from policysearch.values import InputError
 
@@ -93,19 +99,36 @@ def _refusal(what: str, remedy: str) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def alignments_known() -> Iterator[None]:
-    """While it is entered, torch.export takes a `ctc_loss`: without, the shapes are unknown to it.
+def results_known() -> Iterator[None]:
+    """While it is entered, torch.export knows what `ctc_loss` and batch norms give.
 
-    They are those of a value inside, which no program of the export has.
+    Of the first it has no shapes: they are those of a value inside, which no program of the export
+    has. The second lies in the order of axes, or with channels last, and not in that of its input.
     """
 
     def alignments(mode: Any, op: Any, log_p: Any, *others: Any, **options: Any) -> Any:
         with mode:
             return log_p.new_empty(log_p.shape[1:-1]), log_p.new_empty(log_p.shape)
 
-    overloads = (torch.ops.aten._ctc_loss.default, torch.ops.aten._ctc_loss.Tensor)
-    with mock.patch.dict(op_implementations_dict, dict.fromkeys(overloads, alignments)):
+    aten = torch.ops.aten
+    known = dict.fromkeys((aten._ctc_loss.default, aten._ctc_loss.Tensor), alignments)
+    legit = aten._native_batch_norm_legit
+    norms = (aten.native_batch_norm.default, legit.default, legit.no_stats)
+    made = {norm: _in_order(decomposition_table[norm]) for norm in norms}
+    with (
+        mock.patch.dict(op_implementations_dict, known),
+        mock.patch.dict(decomposition_table, made),
+    ):
         yield
+
+
+def _in_order(rule: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(rule)  # torch asks for its module
+    def normalised(x: Any, *others: Any, **options: Any) -> Any:
+        results = rule(x, *others, **options)
+        return torch.empty_like(x, memory_format=suggest_memory_format(x)), *results[1:]
+
+    return normalised
 
 
 def _counts(x: Any, weights: Any = None, minlength: int = 0) -> Any:
@@ -201,3 +224,17 @@ def attributes_kept(module: Any) -> Iterator[None]:
         for part, attributes in before:
             vars(part).clear()
             vars(part).update(attributes)
+
+
+@contextlib.contextmanager
+def read_alone(lines: bool) -> Iterator[None]:
+    """While it is entered, torch writes no code of the graphs it makes, which nobody runs.
+
+    Nor, without `lines`, says of every call from where it came.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_use_lazy_graph_module(True))
+        if not lines:
+            nowhere = mock.patch.object(CapturedTraceback, "summary", lambda _: StackSummary())
+            stack.enter_context(nowhere)
+        yield

@@ -15,6 +15,7 @@ from policysearch.importers.aliases import in_place, op_of
 from policysearch.importers.constants import (
     arguments_of,
     bag_sizes,
+    copies_keys,
     growing_axes,
     growth,
     hides_rows,
@@ -320,7 +321,7 @@ class Reader:
             if isinstance(first, list | tuple):
                 return tuple(read(parts) for parts in zip(*versions, strict=True))
             if isinstance(first, torch.dtype):
-                return self._cast_to(first, versions[1])
+                return self._cast_to(first, versions[1], fixed)
             if isinstance(first, int) and not isinstance(first, bool):
                 return extent_of(versions)
             known = isinstance(first, float | bool | str | complex | type(None))
@@ -411,8 +412,14 @@ class Reader:
         kept = {k: v for k, v in options.items() if k in ("low", "high", "p", "like")}
         return arguments, (*kept.items(), ("size", size), ("follows", follows))
 
-    def _cast_to(self, wanted: Any, in_copy: Any) -> str:
-        """Return what a cast is to: where the copy in another format casts to that, its input's."""
+    def _cast_to(self, wanted: Any, in_copy: Any, fixed: Mapping[str, Any]) -> Any:
+        """Return what a cast is to: where the copy in another format casts to that, its input's.
+
+        Or the value that the copy says.
+        """
+        if isinstance(in_copy, torch.fx.Node):
+            name = self._names[in_copy]
+            return "as its input" if name in fixed else Ref(name)
         if wanted.is_complex:
             return COMPLEX
         if wanted not in FLOAT_TYPES:
@@ -446,6 +453,7 @@ class Reader:
         by_name["hides"] = causal or (mask is not None and mask.meta["val"].dtype == torch.bool)
         if mask is not None:
             by_name["empty_rows"] = mask.name not in fixed or hides_rows(fixed[mask.name][0])
+            by_name["copied"] = copies_keys(node, fixed.get(mask.name, (None,))[0])
         if any(x.meta["val"].stride(-1) != 1 for x in node.args[:3]):
             by_name["strided"] = True
         return (), tuple(by_name.items())

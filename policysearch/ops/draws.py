@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from policysearch.graph import Example, Op
+from policysearch.ops.source import pinned_cast
 
 like = Op(
     "like",
     lambda inputs, attrs: inputs[1],
     lambda inputs, attrs: inputs[1],
-    gradients=(None, lambda b, node, grad: grad),
+    gradients=(None, lambda b, node, grad: b.emit(pinned_cast, grad)),
     flops=lambda inputs, out, attrs: 0,
     example=lambda rng: Example(
         (np.zeros((2, 3), np.float32), rng.standard_normal((4,)).astype(np.float32))

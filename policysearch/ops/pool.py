@@ -53,7 +53,6 @@ max_pool_grad = Op(
     shape=lambda inputs, attrs: inputs[1],
     forward=_max_grad,
     flops=lambda inputs, out, attrs: 3 * size(out),
-    keeps_format=True,
     pointwise=False,
 )
 

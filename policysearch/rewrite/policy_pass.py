@@ -67,6 +67,7 @@ def policy_rules(policy: Policy) -> tuple[Conversion, ...]:
         _rule("sum of gradients", _gradient_sum, op="add", role=BACKWARD),
         *(_mixed_rules(low) if policy.casts == "layer" else _move_rules(low)),
         *_both("pinned cast", _pinned, _pinned_gradient, ("pinned_cast",)),
+        *_both("format of another", _like, _pinned_gradient, ("like",)),
         *((_rule("bias", _bias, op="bias", role="fprop", source=low),) if low else ()),
         *(_attention_rules(low) if low else ()),
         *(product_rules(policy) if low else ()),
@@ -193,6 +194,14 @@ def _pinned(at: Casting, op: Node) -> int:
         at.formats_before[op.attributes[NUMBER]] = at.format(at.read(op.inputs[0], op))
     wanted = str(op.attributes["format"])
     return at.forward(op, at.emit(op, at.operands(op, wanted), wanted), wanted)
+
+
+def _like(at: Casting, op: Node) -> int:
+    """A value that is in the other's format already is read as it is."""
+    other, x = op.inputs
+    wanted = at.format(at.new[other])
+    as_it_is = at.format(at.read(x, op)) == wanted
+    return at.forward(op, at.read(x, op) if as_it_is else _promoted(at, op), wanted)
 
 
 def _pinned_gradient(at: Casting, op: Node) -> int:

@@ -103,7 +103,7 @@ def written_out(lstm: Any) -> Any:
         if isinstance(states, torch.Tensor):  # packed: sizes of its steps, and it is written out
             return lstm(x, states, *arguments)
         batch_first = arguments[-1]
-        steps = x.transpose(0, 1).contiguous() if batch_first else x
+        steps = (x.transpose(0, 1) if batch_first else x).contiguous()
         torch._C._set_mkldnn_enabled(False)
         try:
             outputs, *last = lstm(steps, states, *arguments[:-1], False)

@@ -1,0 +1,132 @@
+"""Whose format a cast is to: `x.to(y.dtype)`, which torch.export keeps as a cast to a dtype.
+
+While a forward pass runs, who reads the dtype of a value is noted by the place of the code that
+does it, and what a cast is called with is looked up there: the read that its arguments hold, or the
+variable that one was stored in. A copy of the module in bfloat16 has `x.type_as(y)` in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import os
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator
+from functools import lru_cache
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import torch
+
+TORCH = os.path.dirname(torch.__file__)
+
+FOLLOWED = "aten.type_as.default", "aten.to.dtype"
+"""The call that says what a cast follows, and the cast."""
+
+Place = tuple[int, Any]
+"""A frame, by its number, and a variable of it or an instruction."""
+
+_dtype: Any = torch._C.TensorBase.dtype
+_casts: Any = {name: getattr(torch.Tensor, name) for name in ("to", "type")}
+
+
+class _Reads:
+    """Of every place the value whose dtype was last read into it."""
+
+    def __init__(self) -> None:
+        self.values: dict[Place, Any] = {}
+
+    def note(self, frame: FrameType, value: Any) -> None:
+        if frame.f_code.co_filename.startswith(TORCH):
+            return
+        rows, at = _rows(frame.f_code), _index(frame)
+        self.values[id(frame), rows[at].offset] = value
+        if rows[at + 1].opname.startswith("STORE_"):
+            for name in _names(rows[at + 1])[:1]:
+                self.values[id(frame), name] = value
+
+    def behind(self, frame: FrameType, dtype: Any) -> Any:
+        """Return the value of this format that the call under way reads, None if none is known."""
+        rows, at = _rows(frame.f_code), _index(frame)
+        inside = (row for row in reversed(rows[:at]) if _holds(rows[at].positions, row.positions))
+        places = (place for row in inside for place in (row.offset, *_names(row)))
+        found = (self.values.get((id(frame), place)) for place in places)
+        return next((y for y in found if y is not None and _dtype.__get__(y) == dtype), None)
+
+
+class _Dtype:
+    """Tensor.dtype, noted where it is read."""
+
+    def __init__(self, reads: _Reads) -> None:
+        self._reads = reads
+
+    def __get__(self, x: Any, owner: Any = None) -> Any:
+        if x is None:
+            return self
+        dtype = _dtype.__get__(x)
+        if dtype.is_floating_point:
+            self._reads.note(sys._getframe(1), x)
+        return dtype
+
+
+@contextlib.contextmanager
+def followed_known() -> Iterator[None]:
+    """While it is entered, a cast to the dtype of a value is called as one to that of this value.
+
+    It stays a cast in a module of float32, where every value has that dtype.
+    """
+    reads = _Reads()
+
+    def cast(name: str) -> Any:
+        def call(x: Any, *arguments: Any, **options: Any) -> Any:
+            named = (*arguments, options.get("dtype"))
+            dtype = next((item for item in named if isinstance(item, torch.dtype)), None)
+            copied = options.get("copy") or options.get("memory_format") is not None
+            y = None if dtype is None or copied else reads.behind(sys._getframe(1), dtype)
+            if y is None:
+                return _casts[name](x, *arguments, **options)
+            return _casts["to"](x, dtype) if dtype == torch.float32 else x.type_as(y)
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        patch = mock.patch.object(torch.Tensor, "dtype", _Dtype(reads), create=True)
+        stack.enter_context(patch)
+        for name in _casts:
+            stack.enter_context(mock.patch.object(torch.Tensor, name, cast(name)))
+        yield
+
+
+def call_name(node: Any) -> str:
+    """Return the name of a call, the same of a cast and of what says whom it follows."""
+    says, is_cast = FOLLOWED
+    return str(node.target).replace(says, is_cast) if node.op == "call_function" else str(node.op)
+
+
+@lru_cache(maxsize=4096)
+def _rows(code: Any) -> list[dis.Instruction]:
+    return list(dis.get_instructions(code))
+
+
+def _index(frame: FrameType) -> int:
+    """Return the place of the instruction under way; a call's own number lies behind its caches."""
+    return bisect_right(_rows(frame.f_code), frame.f_lasti, key=lambda row: row.offset) - 1
+
+
+def _names(row: Any) -> tuple[str, ...]:
+    """Return the variables of an instruction, of which later versions of Python join two."""
+    if "FAST" not in row.opname and "DEREF" not in row.opname:
+        return ()
+    return row.argval if isinstance(row.argval, tuple) else (row.argval,)
+
+
+def _holds(outer: Any, inner: Any) -> bool:
+    if inner is None or None in (*outer, *inner):
+        return False
+    starts = (outer.lineno, outer.col_offset) <= (inner.lineno, inner.col_offset)
+    return bool(
+        starts
+        and (inner.end_lineno, inner.end_col_offset) <= (outer.end_lineno, outer.end_col_offset)
+    )

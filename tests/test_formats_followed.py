@@ -1,0 +1,105 @@
+"""Casts to the format of a value, and where values lie in memory, beside torch's autocast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.census.measure import verdict
+from benchmarks.census.net import Net, normal
+
+pytestmark = pytest.mark.torch
+LEAST, FACTOR = 1e-6, 2.0
+
+
+def _normed(x: Tensor) -> Tensor:
+    before = x.dtype
+    x = x.to(torch.float32)
+    return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)).to(before)
+
+
+class Stored(nn.Module):
+    """A dtype in a variable, of a product; the weight of the norm is cast to float32 too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 5)
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = _normed(self.first(x))
+        wide = h.float() - h.float().mean(-1, keepdim=True)
+        y = (wide * self.weight.float()).type_as(h)
+        return torch.as_tensor(self.last(y * y.sigmoid()))
+
+
+class Named(nn.Module):
+    """Whole numbers, a parameter and a constant in the format of another value, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 5)
+        self.bias, self.table = nn.Parameter(torch.randn(8)), torch.randn(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        places = (x.detach() > 0).sum(-1, keepdim=True)
+        y = h * places.to(dtype=h.dtype, device=h.device) + self.bias.float().to(h.dtype)
+        return torch.as_tensor(self.last(y * y + self.table.type_as(h)))
+
+
+class Lying(nn.Module):
+    """A batch norm of turned axes, which lies in their order, before a layer with a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.first(x).transpose(1, 2)).transpose(1, 2)
+        return torch.as_tensor(self.last(h))
+
+
+class Left(nn.Module):
+    """A parameter that multiplies the matrices of a batch from the left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.weight = nn.Linear(6, 8), nn.Parameter(torch.randn(7, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight @ self.first(x)
+
+
+class Overlapping(nn.Module):
+    """Windows that overlap, whose gradients are summed and rounded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(2, 4, 3, padding=1), nn.Linear(4, 5)
+        self.pool = nn.MaxPool2d(3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.last(self.pool(self.first(x).relu()).mean((2, 3))))
+
+
+CASES: tuple[tuple[type[nn.Module], Any], ...] = (
+    (Stored, normal((4, 6))),
+    (Named, normal((4, 6))),
+    (Lying, normal((4, 6))),
+    (Left, normal((4, 6))),
+    (Overlapping, normal((2, 9, 9))),
+)
+
+
+@pytest.mark.parametrize(("make", "inputs"), CASES, ids=lambda x: getattr(x, "__name__", ""))
+def test_one_step_is_that_of_torch_under_autocast(make: Any, inputs: Any) -> None:
+    found = verdict(Net(make, inputs))
+    assert found.single is not None and found.single.within(3.0, LEAST), found
+    assert found.half is not None and found.half.within(FACTOR, LEAST), found
