@@ -13,6 +13,7 @@ import pytest
 from policysearch.export.targets import target_named
 from policysearch.policy.normal_forms import in_full, normal
 from policysearch.policy.policy import Policy
+from policysearch.values import InputError
 
 FILES = Path(__file__).parent / "data" / "trainers"
 SHORT = {
@@ -252,3 +253,10 @@ def test_a_real_file_is_read_and_written_back(name: str) -> None:
     same = all(word(running, x) == word(reading.policy, x) for x in net.layer_names)
     assert same == case.lossless
     assert same or target.losses(reading.policy, net)
+
+
+def test_a_path_of_qwix_that_is_no_pattern_is_one_line() -> None:
+    """qwix fails at the first module; what is read here names the rule."""
+    rule = 'qwix.QtRule(module_path="blocks/(.*", weight_qtype="float8_e4m3fn")'
+    with pytest.raises(InputError, match=r"rules\.py: rule 0 .*unterminated.*; expected a regular"):
+        target_named("qwix").read(f"import qwix\nrules = [{rule}]\n", NETS["fused"], "rules.py")

@@ -156,18 +156,17 @@ def _read_rules(rules: Sequence[dict[str, Any]], model: Model, where: str) -> Re
     Rules say no dtype of modules: what none takes is float32 here.
     """
     named = [f"rule {number} ({row.get('module_path', '.*')})" for number, row in enumerate(rules)]
+    paths = [_path_of(row, f"{where}: {name}") for row, name in zip(rules, named, strict=True)]
     traps = ["no dtypes of modules in the rules: those are set in the model; read as float32"]
     made = [_formats(row, name, traps) for row, name in zip(rules, named, strict=True)]
     matched, given = dict.fromkeys(named, 0), []
     for layer in model.layer_names:
         path, kind = layer.replace(".", "/"), model.layer_types.get(layer)
-        there = zip(named, made, rules, strict=True)
+        there = zip(named, made, paths, strict=True)
         fit = [
             (name, formats)
-            for name, formats, row in there
-            if kind == "Linear"
-            and re.fullmatch(str(row.get("module_path") or ".*"), path)
-            and not {"dot_general", "einsum"}.isdisjoint(row.get("op_names") or ("einsum",))
+            for name, formats, pattern in there
+            if kind == "Linear" and pattern is not None and pattern.fullmatch(path)
         ]
         for name, _ in fit:
             matched[name] += 1
@@ -177,12 +176,25 @@ def _read_rules(rules: Sequence[dict[str, Any]], model: Model, where: str) -> Re
     return Reading(normal(policy), tuple(given), unmatched(named, given, matched), tuple(traps))
 
 
+def _path_of(row: Mapping[str, Any], where: str) -> re.Pattern[str] | None:
+    """Return what the paths of a rule match, None where the rule is for no products of linears."""
+    ops = row.get("op_names") or ("einsum",)
+    if not isinstance(ops, (str, list, tuple)) or not {"dot_general", "einsum"} & {*map(str, ops)}:
+        return None
+    given = str(row.get("module_path") or ".*")
+    try:
+        return re.compile(given)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise InputError(f"{where}: {error}; expected a regular expression") from None
+
+
 def _formats(row: Mapping[str, Any], name: str, traps: list[str]) -> LayerPolicy | None:
     """Return the formats of a linear under a rule, None for those of its module.
 
     What the forward pass quantised is what the backward pass reads.
     """
-    weight, read, grad = (row.get(f"{key}_qtype") for key in ("weight", "act", "bwd"))
+    given = (row.get(f"{key}_qtype") for key in ("weight", "act", "bwd"))
+    weight, read, grad = (None if each is None else str(each) for each in given)
     if weight is None:
         return None
     if read != weight or not {weight, grad or weight} <= {*HYBRID, "float4_e2m1fn"}:

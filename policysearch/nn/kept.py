@@ -98,7 +98,7 @@ class KeptModel(Model):
         new = {int(old): fed[name] for old, name in kept["sources"]}
         first = kept["first"]
         for place, (op, inputs, role, layer, name, source, attrs) in enumerate(kept["nodes"]):
-            one_line("nodes", f"{layer}{name}{source}")  # views print them
+            one_line("nodes", "".join((role, layer, name, source)))  # views print them
             new[first + place] = b.emit(
                 OPS[op],
                 *(new[i] for i in inputs),
