@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from policysearch.policy.presets import TF32
 from policysearch.study.journal.trials import Trial
 from policysearch.study.results.results import Results
@@ -56,12 +58,20 @@ def _beside(results: Results, trial: Trial, called: str) -> list[str]:
     return lines
 
 
+def _other_batch(results: Results, pick: Trial) -> Iterator[str]:
+    spec = results.spec
+    trained, priced = spec.task.batch_size, spec.priced_batch_size
+    if trained != priced:
+        of = f"speed and memory of trial {pick.number} are those of batch {priced}"
+        yield f"{of}; it was trained at batch {trained}: {spec.cost.batch_size_reason}"
+
+
 def unproven(results: Results) -> list[str]:
-    """Return what is not known of the pick: how it does later on, and how far seeds spread."""
+    """Return what is not known of the pick: another batch, how it does later, how seeds spread."""
     pick = picked(results)
     if pick is None or FLOAT32 in pick.presets:
         return []
-    lines = []
+    lines = [*_other_batch(results, pick)]
     if results.confirmation(pick) is None:
         lines.append(f"trial {pick.number} was not trained longer than the search did yet")
     if len(pick.scores) == 1:

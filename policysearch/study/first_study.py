@@ -176,7 +176,7 @@ class FirstStudy:
     def _priced(self, trained: int) -> str:
         if trained == self.batch:
             return ""
-        reason = "the batch as trained" + self._assumed("batch", ", assumed")
+        reason = "the batch that you train at" + self._assumed("batch", ", assumed")
         return f'batch_size = {self.batch}\nbatch_size_reason = "{reason}"\n'
 
     def _scalings(self) -> str:

@@ -219,10 +219,11 @@ def _apply(sight: Sight, pick: Trial) -> Html:
     elif target == "torch":
         module = f"{study.name}-torch".replace("'", "")
         lines = (
-            "import importlib\n\n"
+            "import importlib  # from the folder of results/\n\n"
             f"policy = importlib.import_module('results.{module}')\n"
-            "model = policy.apply_policy(model, device_type='cuda')\n"
-            "scaler = policy.make_grad_scaler('cuda')"
+            "model = policy.apply_policy(model, device_type='cuda')  # in place of autocast\n"
+            "scaler = policy.make_grad_scaler('cuda')  # does nothing where no loss scale is\n"
+            "# now make the optimizer"
         )
         if draws_updates(pick.policy):  # without it the file rounds to nearest, and updates vanish
             lines += "\noptimizer = policy.store_updates(optimizer)"
@@ -235,4 +236,6 @@ def _apply(sight: Sight, pick: Trial) -> Html:
         download=f"{study.name}-policy.json",
         href="data:application/json," + quote(plain, safe="{}[]:,"),
     )
-    return joined((tag("h3", "Apply it"), tag("div", *parts, cls="two"), download))
+    kept = sight.results.verdict.kind == "keep"
+    said = "Nothing to apply: you run it. Its file, should you want one" if kept else "Apply it"
+    return joined((tag("h3", said), tag("div", *parts, cls="two"), download))

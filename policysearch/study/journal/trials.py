@@ -208,7 +208,7 @@ class Confirmation:
         most = math.inf if self.loss_gap > 0.0 else 0.0
         share = share_of(self.loss_gap, self.float32_loss) if self.float32_loss else most
         if share > SHARE_OF_LOSS:
-            return f"{share:.0%} of float32's own loss at {self.steps} steps"
+            return f"loss {share:.0%} above float32's at {self.steps} steps"
         if share > SMALL_SHARE and self.loss_gap > GROWTH * short_gap:
             grew = f"{self.loss_gap / short_gap:.0f}-fold" if short_gap else "from none"
             return f"gap grew {grew} by {self.steps} steps"
