@@ -40,7 +40,7 @@ def _beside(policy: Policy, model: Model) -> dict[str, str]:
 
 
 ABOUT = About(
-    "YAML of --te-precision-config-file, flags in the head, for Megatron-Bridge and NeMo 2 too",
+    "YAML of `--te-precision-config-file`, flags in the head, for Megatron-Bridge and NeMo 2 too",
     "per linear of the decoder: bfloat16, a recipe, or any products by a factory; ends; state",
     "megatron-core 0.16.1 (its parser, run), Megatron-LM d98e8a64 (2026-08)",
     "megatron-core's own parser in the tests",
