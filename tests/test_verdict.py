@@ -185,9 +185,9 @@ def test_what_fails_later_is_not_taken_where_nothing_else_is_there(
     every = tuple((trial.digest, fails) for trial in found.trials[1:])
     later = replace(found, confirmed=every)
     assert later.verdict.kind == "keep" and later.verdict.over == "float32"
-    assert f"your baseline {BASELINE} fails here: 300%" in str(later.verdict)
+    assert f"your baseline {BASELINE} fails here: loss 300%" in str(later.verdict)
     assert later.training_verdict(found.trials[2]).kind == "trains, but"
-    assert "it fails later: 300%" in str(later.training_verdict(found.trials[2]))
+    assert "it fails later: loss 300%" in str(later.training_verdict(found.trials[2]))
     vanish = Swamped(shares=((50, 0.9),), projected=0.9, layer="fc2", layer_share=0.9)
     scores = tuple(replace(score, swamped=vanish) for score in found.trials[2].scores)
     signs = replace(found, trials=(*found.trials[:2], replace(found.trials[2], scores=scores)))
@@ -344,7 +344,7 @@ def test_tf32_that_loses_is_not_taken(spec: StudySpec, float32: PolicyCost) -> N
     later = with_switch(found, fast)
     fails = Confirmation(10 * spec.task.steps, (3,), 0.9, None, 0.3, False)
     later = replace(later, confirmed=((later.trials[3].digest, fails),))
-    assert later.verdict.trial == 2 and "but it fails: 300%" in str(later.verdict)
+    assert later.verdict.trial == 2 and "but it fails: loss 300%" in str(later.verdict)
     scores = tuple(replace(score, diverged=True) for score in later.trials[3].scores)
     lost = replace(later.trials[3], scores=scores, divergence="diverged in step 4")
     diverged = replace(later, trials=(*later.trials[:3], lost), confirmed=()).verdict
