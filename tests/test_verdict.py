@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -454,15 +453,13 @@ def test_every_view_of_a_study_begins_with_the_verdict(
     )
     assert main(["run", path]) == 0
     first = capsys.readouterr().out.splitlines()[0]
-    assert re.sub(r"^up to .* runs of .*\n", "", first).startswith("verdict: ")
+    assert first.startswith("verdict: ")
     assert main(["show", path, "--json"]) == 0
     read = json.loads(capsys.readouterr().out)
     assert f"verdict: {read['verdict']['text']}" == first and read["study"] == "tiny"
     for command in (["show", path], ["confirm", path]):
         assert main(command) == 0
-        assert (
-            capsys.readouterr().re.sub(r"^up to .* runs of .*\n", "", out).startswith("verdict: ")
-        )
+        assert "verdict: " in "".join(capsys.readouterr().out.splitlines()[:2])
     assert main(["try", "preset:apex.O2", "--study", path]) == 0
     assert capsys.readouterr().out.startswith("verdict: trains")
     assert main(["export", path, "--trial", "0"]) == 0
