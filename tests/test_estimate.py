@@ -122,6 +122,6 @@ def test_longer_runs_take_as_many_times_what_the_studys_own_took(
     assert line.endswith("; how long runs took is not in this journal")
     capsys.readouterr()
     assert main(["confirm", *places, "--steps", "2x", "--processes", "1"]) == 0
-    first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith("up to ") and f" of {2 * steps} steps, " in first
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first.startswith("policysearch: up to ") and f" of {2 * steps} steps, " in first
     assert " seconds on 1 processes" in first

@@ -71,7 +71,7 @@ def test_a_cut_after_any_record_resumes_as_if_undisturbed(
     """Also after two cuts; what was finished before a cut is never trained again.
 
     Their records are of the same kinds in the same order, so the samplers take turns, and every
-    second record is cut behind: `make faults-journals` cuts behind all.
+    second record is cut behind: `make faults-cuts` cuts anywhere.
     """
     sampler = SAMPLERS[turn]
     spec, content = with_sampler(spec, sampler), journals[sampler].read_bytes()

@@ -460,16 +460,6 @@ def test_sentences_do_not_contradict_one_another(results: Results) -> None:
     assert "policysearch confirm trains" not in said
 
 
-def test_an_answer_without_a_pick_says_what_to_do_now(results: Results) -> None:
-    assert "What to do now" not in page(results)
-    unranked = plain_of(page(replace(results, float32_fault=FAULT), "a.toml"), "answer")
-    assert "keep what you run, bfloat16: trial 1 is modeled at 1.27× the speed" in unranked
-    assert "policysearch run a.toml" in unranked
-    lost = tuple(diverged(t) if "bfloat16" in t.presets else t for t in results.trials)
-    gone = replace(results, float32_fault=FAULT, trials=lost)
-    assert "does not train here: diverged in step 3" in plain_of(page(gone), "answer")
-
-
 def test_an_element_refuses_what_a_strict_policy_forbids() -> None:
     for name in ("style", "onclick", "a b"):
         with pytest.raises(ValueError, match="strict policy"):
@@ -483,16 +473,3 @@ def test_an_element_refuses_what_a_strict_policy_forbids() -> None:
 )
 def test_small_numbers_are_written_as_people_do(value: float, said: str) -> None:
     assert power(value) == said
-
-
-def test_the_lines_for_the_script_round_updates_where_the_policy_does(results: Results) -> None:
-    assert "apply_policy" in page(results) and "store_updates" not in page(results)
-    drawn = [replace(t, text=compact(with_updates(t.policy))) for t in results.trials]
-    assert "policy.store_updates(optimizer)" in page(replace(results, trials=tuple(drawn)))
-
-
-def with_updates(policy: Policy) -> Policy:
-    """Return the policy with parameters in bfloat16, updated by chance."""
-    stored = tuple((name, replace(row, param="bfloat16")) for name, row in policy.layers)
-    rounding = replace(policy.rounding, update=replace(policy.rounding.update, mode="stochastic"))
-    return replace(policy, master_weights=False, layers=stored, rounding=rounding)

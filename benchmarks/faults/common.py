@@ -76,7 +76,8 @@ def ran(arguments: Sequence[str], folder: Path) -> Ended:
 
 def is_progress(line: str) -> bool:
     """Return whether a line says what is being done: a bar, or how long it will take."""
-    return any(part in line for part in ("trials |", "seconds in all on", "that confirm the front"))
+    said = ("trials |", "seconds in all on", "steps, float32 among them", "that confirm the front")
+    return any(part in line for part in said)
 
 
 @contextlib.contextmanager

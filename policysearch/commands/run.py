@@ -231,7 +231,7 @@ def _confirm(options: argparse.Namespace) -> None:
     factor = _factor(options.steps, spec)
     found = policysearch.load_results(spec, options.storage)
     if line := longer_runs(found, factor, options.seeds, options.all, options.processes):
-        print(line)
+        say(f"policysearch: {line}")
     print(
         confirmed_table(
             _longer_runs(options, spec, factor, options.seeds, every=options.all, retry_failed=True)

@@ -18,7 +18,7 @@ from policysearch.export.megatron_file import (
 )
 from policysearch.export.megatron_names import NOT_ADDRESSED, parts_of, places
 from policysearch.export.megatron_reading import read
-from policysearch.export.reading import NO_LAYER, About
+from policysearch.export.reading import About, layer_name
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
@@ -169,7 +169,7 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = (), pipeline: in
     """
     lines, running, where = losses(policy, model), runs(policy, model), places(model)
     table = [
-        f"#   {name or NO_LAYER}: {where[name].name if name in where else NOT_ADDRESSED}: "
+        f"#   {layer_name(name)}: {where[name].name if name in where else NOT_ADDRESSED}: "
         f"{row.compute}"
         for name, row in running.layers
     ]

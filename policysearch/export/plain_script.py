@@ -35,17 +35,15 @@ CASTS = ("half", "bfloat16")
 """Methods that store a module low."""
 
 
-def is_script(text: str, where: str) -> bool:
-    """Return whether a file is no exported one."""
-    return not {*_defined(syntax_of(text, where, "a Python file"))} & {*EXPORTED}
+def script_reading(text: str, model: Model, where: str) -> Reading | None:
+    """Return what a script gives the layers of `model`, None for an exported file.
 
-
-def script_reading(text: str, model: Model, where: str) -> Reading:
-    """Return what a script gives the layers of `model`.
-
-    Raises InputError, beginning with `where`, for one that calls none of CALLS.
+    Raises InputError, beginning with `where`, for a script that calls none of CALLS.
     """
-    found = _Script(syntax_of(text, where, "a Python file"))
+    tree = syntax_of(text, where, "a Python file")
+    if not {*_defined(tree)}.isdisjoint(EXPORTED):
+        return None
+    found = _Script(tree)
     if not any(found.calls.values()):
         said = f"{where}: no table LAYERS, and no call of {', '.join(CALLS)}"
         raise InputError(f"{said}; expected an exported torch file, or a script that trains so")

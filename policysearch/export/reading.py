@@ -13,13 +13,17 @@ from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.policy.presets import preset
-from policysearch.values import NO_LAYER as NO_LAYER
-from policysearch.values import InputError
+from policysearch.values import NO_LAYER, InputError
 
 BASE = "torch.autocast.bfloat16"
 """The preset whose op lists a policy has that is read from a file without any."""
 
 DEFAULT_RULE = "no rule"
+
+
+def layer_name(name: str) -> str:
+    """Return what lines call a layer, that of the name "" too."""
+    return name or NO_LAYER
 
 
 def literal(node: ast.expr) -> Any:
@@ -203,7 +207,7 @@ def grouped(lines: Sequence[str]) -> list[str]:
         said.setdefault(rest if of_layer else line, []).append(layer if of_layer else "")
     made = []
     for text, layers in said.items():
-        names = [layer.removeprefix("layer ") or NO_LAYER for layer in layers]
+        names = [layer_name(layer.removeprefix("layer ")) for layer in layers]
         if not any(layers):
             made.append(text)
         elif len(names) == 1:

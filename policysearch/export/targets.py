@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Any, Protocol, cast
 
 import policysearch.export
-from policysearch.export.plain_script import is_script, script_reading
+from policysearch.export.plain_script import script_reading
 from policysearch.export.reading import About, Reading
 from policysearch.nn.model import Model
 from policysearch.policy.policy import LayerPolicy, Policy
@@ -99,9 +99,8 @@ def read_file(target: str, text: str, model: Model, where: str) -> Reading:
     """
     reader = target_named(target)
     try:
-        if target in SCRIPTED and is_script(text, where):
-            return script_reading(text, model, where)
-        return reader.read(text, model, where)
+        script = script_reading(text, model, where) if target in SCRIPTED else None
+        return script or reader.read(text, model, where)
     except InputError as error:
         raise InputError(f"{error}{_others(target, where)}") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -25,8 +25,8 @@ TORCH = os.path.dirname(torch.__file__)
 FOLLOWED = "aten.type_as.default", "aten.to.dtype"
 """The call that says what a cast follows, and the cast."""
 
-Place = tuple[int, Any]
-"""A frame, by its number, and a variable of it or an instruction."""
+Place = tuple[FrameType, Any]
+"""A frame and a variable of it or an instruction; it is held, so that no other takes its number."""
 
 _dtype: Any = torch._C.TensorBase.dtype
 _casts: Any = {name: getattr(torch.Tensor, name) for name in ("to", "type")}
@@ -42,17 +42,17 @@ class _Reads:
         if frame.f_code.co_filename.startswith(TORCH):
             return
         rows, at = _rows(frame.f_code), _index(frame)
-        self.values[id(frame), rows[at].offset] = value
+        self.values[frame, rows[at].offset] = value
         if rows[at + 1].opname.startswith("STORE_"):
             for name in _names(rows[at + 1])[:1]:
-                self.values[id(frame), name] = value
+                self.values[frame, name] = value
 
     def behind(self, frame: FrameType, dtype: Any) -> Any:
         """Return the value of this format that the call under way reads, None if none is known."""
         rows, at = _rows(frame.f_code), _index(frame)
         inside = (row for row in reversed(rows[:at]) if _holds(rows[at].positions, row.positions))
         places = (place for row in inside for place in (row.offset, *_names(row)))
-        found = (self.values.get((id(frame), place)) for place in places)
+        found = (self.values.get((frame, place)) for place in places)
         return next((y for y in found if y is not None and _dtype.__get__(y) == dtype), None)
 
 

@@ -57,9 +57,8 @@ class Schedule:
       warm-up rises from `final_factor`.
     - "one_cycle" is as long as the training. It rises from 1/`start_divisor` of the rate, over
       `peak_share` of the steps. It ends at 1/`end_divisor` of where it began. With `three_phase` it
-      first falls back to where it began, in as many steps as it rose. A script that cycles
-      the momentum is refused
-      (`cycle_momentum=False`).
+      first falls back to where it began, in as many steps as it rose. A script that cycles the
+      momentum is refused: it needs `cycle_momentum=False`.
     - "recorded" is any scheduler, as a script has it: `shares` are its rates over the largest,
       step by step. A run of another length takes those at the same share of the way.
     """

@@ -222,7 +222,7 @@ def _apply(sight: Sight, pick: Trial) -> Html:
             "import importlib  # from the folder of results/\n\n"
             f"policy = importlib.import_module('results.{module}')\n"
             "model = policy.apply_policy(model, device_type='cuda')  # in place of autocast\n"
-            "scaler = policy.make_grad_scaler('cuda')  # does nothing where no loss scale is\n"
+            "scaler = policy.make_grad_scaler('cuda')  # does nothing without a loss scale\n"
             "# now make the optimizer"
         )
         if draws_updates(pick.policy):  # without it the file rounds to nearest, and updates vanish
@@ -236,6 +236,6 @@ def _apply(sight: Sight, pick: Trial) -> Html:
         download=f"{study.name}-policy.json",
         href="data:application/json," + quote(plain, safe="{}[]:,"),
     )
-    kept = sight.results.verdict.kind == "keep"
-    said = "Nothing to apply: you run it. Its file, should you want one" if kept else "Apply it"
+    runs_today = study.baseline is not None and study.baseline in pick.presets
+    said = "Nothing to apply: you run it. This is its file" if runs_today else "Apply it"
     return joined((tag("h3", said), tag("div", *parts, cls="two"), download))
