@@ -24,6 +24,7 @@ LONG_SECONDS, MANY_STEPS, FEW_STEPS = 1.0, 41, 5
 """Of a training whose first step took less, many are timed, else a few."""
 
 TIMING_SECONDS = 10.0
+"""After so many no further policy is timed, and a first training that took less is timed again."""
 
 RELOADED_SECONDS = 1.0
 """What it takes to start a training process and its libraries, about."""
@@ -184,7 +185,8 @@ def _timed(objective: Objective, policy: Policy) -> Timed:
     until = min(MANY_STEPS if first < LONG_SECONDS else FEW_STEPS, objective.task.steps)
     if until == 1:
         return Timed(policy.name, first, 0.0, _share(spent))
-    first = min(first, seconds(1)) if first < LONG_SECONDS else first
+    # the first training of a process loads libraries and data, which no other one does
+    first = min(first, seconds(1)) if first < TIMING_SECONDS else first
     whole = seconds(until)
     # on a busy machine one step can take longer than many do
     step = (whole - first) / (until - 1) if whole > first else whole / until
