@@ -2,7 +2,7 @@
 # environment in .venv and are quick when repeated.
 .DEFAULT_GOAL := front
 .DELETE_ON_ERROR:
-.PHONY: front test docs figures site reference lint slow browser peers cuda mindspore bench mutants faults $(FAULTS:%=faults-%) clean
+.PHONY: front test docs figures site reference oldest lint slow browser peers cuda mindspore bench mutants faults $(FAULTS:%=faults-%) clean
 
 PYTHON ?= python3
 STUDY ?= studies/lenet5-digits.toml
@@ -49,6 +49,10 @@ lint: .venv/test.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# With the oldest versions that pyproject.toml allows, in an environment of their own.
+oldest: .venv-oldest/made.stamp
+	.venv-oldest/bin/pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 slow: .venv/test.stamp
 	$(BIN)/pytest -n $(PYTEST_WORKERS) -m slow
@@ -129,5 +133,14 @@ mutants: .venv/mutants.stamp
 		mindspore==2.10.0 'numpy<2' 'scipy<1.14'
 	@touch $@
 
+.venv-oldest/made.stamp: pyproject.toml
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check uv
+	.venv-oldest/bin/uv pip compile --quiet --python .venv-oldest/bin/python --extra test \
+		--resolution lowest-direct --output-file .venv-oldest/oldest.txt pyproject.toml
+	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --requirement .venv-oldest/oldest.txt
+	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --no-deps --editable .
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-mindspore build dist *.egg-info $$(find policysearch -name '*.so')
+	rm -rf .venv .venv-mindspore .venv-oldest build dist *.egg-info $$(find policysearch -name '*.so')

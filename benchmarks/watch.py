@@ -1,4 +1,4 @@
-"""How soon `report --watch` shows a trial that has ended, and whether a reader ever meets half a page.
+"""How soon `report --watch` shows a trial that has ended, and whether a page is ever read half.
 
     python -m benchmarks.watch [--period 3] [--trials 10] [STUDY]
 
