@@ -146,7 +146,11 @@ def test_float32_is_matmul_itself() -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_strides_and_broadcasting_are_free(name: str, fast: Fast) -> None:
     fmt = FORMATS["float16"]
-    left, right = _numbers((3, 1, 5, 40), fmt), _numbers((2, 40, 37), fmt, 1)
+    # whole numbers, whose sums in float32 are the same in every order
+    rng = np.random.default_rng(0)
+    left, right = (
+        rng.integers(-300, 301, shape).astype(np.float32) for shape in ((3, 1, 5, 40), (2, 40, 37))
+    )
     plain = [[_run(name, a[0], b, fast) for b in right] for a in left]
     expected = np.array(plain, np.float32)
     assert _same(_run(name, left, right, fast), expected)
@@ -155,9 +159,7 @@ def test_strides_and_broadcasting_are_free(name: str, fast: Fast) -> None:
     spread = np.full((3, 2, 5, 80), np.nan, np.float32)[..., :74:2]
     row = accumulator_named(name)
     product(row, fmt, fast=fast)(transposed, reverse, out=spread)
-    assert np.allclose(spread, expected, rtol=1e-5, atol=1e-5)
-    if row.kind in ("tensor_core", "sequential"):
-        assert _same(np.ascontiguousarray(spread), expected)
+    assert _same(np.ascontiguousarray(spread), expected)
     assert np.isnan(spread.base[..., 1::2]).all()  # type: ignore[index]
 
 
