@@ -150,3 +150,41 @@ def test_ctrl_c_is_one_line_and_the_study_resumes(tmp_path: Path) -> None:
     spec = load_spec(study)
     resumed = run_study(spec, storage, processes=0)
     assert resumed == run_study(spec, tmp_path / "whole.journal", processes=0)
+
+
+ORPHAN = """
+import os, signal, sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import context, util
+from policysearch.study.workers import executors
+
+start = util.spawnv_passfds
+
+def start_and_die(*given):
+    pid = start(*given)
+    if "spawn_main" in str(given[1]):  # and not Python's tracker of semaphores
+        os.kill(os.getpid(), signal.SIGKILL)
+    return pid
+
+util.spawnv_passfds = start_and_die
+how = {"ours": executors._CONTEXT, "the library's": context.SpawnContext()}[sys.argv[1]]
+if __name__ == "__main__":
+    ProcessPoolExecutor(1, how, initializer=executors._follow_parent).submit(abs, 1)
+"""
+
+
+@pytest.mark.parametrize(("whose", "complains"), [("ours", False), ("the library's", True)])
+def test_a_worker_whose_parent_dies_as_it_starts_says_nothing(
+    tmp_path: Path, whose: str, complains: bool
+) -> None:
+    script = tmp_path / "orphan.py"
+    script.write_text(ORPHAN, encoding="utf-8")
+    process = subprocess.Popen(
+        [sys.executable, str(script), whose],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    _, errors = process.communicate(timeout=60)  # the orphan holds the pipe until it ends
+    assert process.returncode == -signal.SIGKILL and gone(process.pid)
+    assert (b"EOFError" in errors) == complains, errors.decode()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -13,10 +15,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import cached_property
-from multiprocessing import connection
+from multiprocessing import connection, context, process, reduction, resource_tracker, spawn, util
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from threadpoolctl import threadpool_limits
 
@@ -183,6 +185,56 @@ def unlike(objective: Objective, model: str) -> str:
     )
 
 
+if sys.platform != "win32":
+    from multiprocessing import popen_spawn_posix
+
+    class _Start(popen_spawn_posix.Popen):
+        """The start of a process whose orders lie in its pipe before it is there to read them.
+
+        The library writes them afterwards; a process whose parent is killed in between then ends
+        in a traceback of Python's own, on the terminal of a command that is no more.
+        """
+
+        def _launch(self, process_obj: process.BaseProcess) -> None:
+            tracker, orders = resource_tracker.getfd(), io.BytesIO()
+            assert tracker is not None
+            self._fds: list[int] = [*self._fds, tracker]
+            context.set_spawning_popen(self)
+            try:
+                reduction.dump(spawn.get_preparation_data(process_obj.name), orders)
+                reduction.dump(process_obj, orders)
+            finally:
+                context.set_spawning_popen(None)
+            (self.sentinel, alive), (read, write) = os.pipe(), os.pipe()
+            ends = self.sentinel, write
+            self.finalizer = util.Finalize(self, util.close_fds, ends)  # type: ignore[attr-defined]
+            try:
+                os.set_blocking(write, False)  # what is more than a pipe holds has to wait
+                sent = os.write(write, orders.getbuffer())
+                os.set_blocking(write, True)
+                command = spawn.get_command_line(tracker_fd=tracker, pipe_handle=read)
+                passed = [*self._fds, read, alive]
+                program = os.fsencode(spawn.get_executable())
+                self.pid = util.spawnv_passfds(program, command, passed)
+                with open(write, "wb", closefd=False) as pipe:
+                    pipe.write(orders.getbuffer()[sent:])
+            finally:
+                os.close(read)
+                os.close(alive)
+
+    class _Process(context.SpawnProcess):
+        @staticmethod
+        def _Popen(process_obj: process.BaseProcess) -> Any:
+            return _Start(process_obj)
+
+    class _Context(context.SpawnContext):
+        Process = _Process
+
+    _CONTEXT: context.SpawnContext = _Context()
+else:
+    _CONTEXT = multiprocessing.get_context("spawn")
+
+
 class ProcessExecutor:
     """Runs jobs in `processes` fresh processes with one BLAS thread each, which share the data.
 
@@ -277,7 +329,7 @@ class ProcessExecutor:
         objective = self._objective
         pool = ProcessPoolExecutor(
             1,
-            multiprocessing.get_context("spawn"),
+            _CONTEXT,
             initializer=_prepare,
             initargs=(
                 *(self._task, objective.model.fingerprint),
