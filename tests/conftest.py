@@ -31,6 +31,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         importlib.import_module("torch").manual_seed(0)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files of tests/speed, seconds each, last: so workers that take files end together."""
+    items.sort(key=lambda item: item.path.parent.name == "speed")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_blas_thread() -> Iterator[None]:
     """Keep BLAS to one thread: more threads change the bits and fight over the cores."""
