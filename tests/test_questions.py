@@ -90,8 +90,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "net.py").write_text(re.findall(r"```python\n(.*?)```", OWN_NET, re.S)[0])
     monkeypatch.chdir(tmp_path)
     # Of every ninth network: `test_validate_memory` runs the command with all.
-    name = "benchmarks.validation.__main__.validate_memory"
-    monkeypatch.setattr(name, lambda rows: validate_memory(rows[::9]))
+    place = "benchmarks.validation.__main__.validate_memory"
+    monkeypatch.setattr(place, lambda rows: validate_memory(rows[::9]))
     return tmp_path
 
 
