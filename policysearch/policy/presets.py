@@ -12,7 +12,6 @@ rows of `TE_FACTORIES`, `pytorch/custom_recipes/quantizer_factory_zoo.py`; torch
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -466,18 +465,11 @@ def preset(name: str, layers: Sequence[str], ops: Mapping[str, Placement] | None
     `ops` places further ops, by name, that no file defines. InputError for an unknown preset.
     """
     row = PRESETS[one_of("preset", name, PRESETS)]
-    return _of_layers(row, tuple(layers), tuple((ops or {}).items()))
-
-
-@functools.lru_cache(maxsize=256)
-def _of_layers(
-    row: Preset, layers: tuple[str, ...], ops: tuple[tuple[str, Placement], ...]
-) -> Policy:
     named = {op: row.placement(op) for op in (*LISTED_OPS, *FORWARD_OPS)}
-    placed: dict[str, Placement] = {**dict(ops), **named}
+    placed: dict[str, Placement] = {**(ops or {}), **named}
     owned, known = ({f.name for f in dataclasses.fields(kind)} for kind in (Preset, Policy))
     return Policy(
-        name=row.name,
+        name=name,
         layers=tuple((layer, row.layer) for layer in layers),
         low_precision_ops=tuple(op for op, place in placed.items() if place == "low"),
         fp32_ops=tuple(op for op, place in placed.items() if place == "fp32"),
