@@ -2,7 +2,7 @@
 # environment in .venv and are quick when repeated.
 .DEFAULT_GOAL := front
 .DELETE_ON_ERROR:
-.PHONY: front test docs figures site reference oldest lint slow browser peers cuda mindspore bench mutants faults $(FAULTS:%=faults-%) clean
+.PHONY: front test suite notebook docs figures site reference oldest lint slow browser peers cuda mindspore bench mutants faults $(FAULTS:%=faults-%) clean
 
 PYTHON ?= python3
 STUDY ?= studies/lenet5-digits.toml
@@ -17,15 +17,23 @@ SOURCES := pyproject.toml .ci/constraints.txt $(shell find policysearch -name '*
 export OPENBLAS_NUM_THREADS := 1
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
+# Tests start many processes, and each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 front: .venv/package.stamp
 	$(BIN)/policysearch run $(STUDY)
 	$(BIN)/policysearch plot $(STUDY)
 	$(BIN)/policysearch export $(STUDY)
 
+test: lint suite
+
 # By file, so that what a file makes once is made once.
-test: lint
+suite: .venv/test.stamp
 	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
+
+# The notebook of the manual, cell by cell: a minute.
+notebook: .venv/test.stamp
+	$(BIN)/pytest -m slow tests/test_notebook.py
 
 docs: .venv/package.stamp
 	$(BIN)/policysearch keys > docs/study-file.md
@@ -112,9 +120,9 @@ mutants: .venv/mutants.stamp
 	$(INSTALL) '.[test,lint]'
 	@touch $@ .venv/package.stamp
 
-.venv/browser.stamp: .venv/test.stamp
-	$(INSTALL) '.[test,browser]'
-	@touch $@
+.venv/browser.stamp: .venv/made.stamp $(SOURCES)
+	$(INSTALL) '.[test,lint,browser]'
+	@touch $@ .venv/test.stamp .venv/package.stamp
 
 .venv/docs.stamp: .venv/package.stamp
 	$(INSTALL) '.[docs]'

@@ -156,13 +156,19 @@ def _is_finite(given: int | float) -> bool:
     return isinstance(given, int) or math.isfinite(given)
 
 
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+
+
 def to_plain(value: object) -> Any:
     """Return `value` as dicts, lists and scalars; a dataclass becomes a dict of all its fields.
 
     A tuple of (name, value) pairs declared as such stays a list of pairs; see `Named`.
     """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    kind = type(value)
+    if kind in _SCALARS:  # Nearly all values are: policies of hundreds of layers are written so.
+        return value
+    if dataclasses.is_dataclass(kind):
+        return {name: to_plain(getattr(value, name)) for name in _fields(kind)}
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
@@ -281,7 +287,9 @@ def _read_tuple(kinds: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...
 
 def names_once(where: str, names: Iterable[str]) -> None:
     """Raise InputError, beginning with `where`, for a name that is there twice."""
-    earlier: set[str] = set()
+    names, earlier = list(names), set[str]()
+    if len(set(names)) == len(names):
+        return
     for name in names:
         if name in earlier:
             raise InputError(f"{where}: {shown(name)} is given twice; expected each name once")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -29,6 +30,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     needed = item.get_closest_marker("torch") and importlib.util.find_spec("torch")
     if "torch" in sys.modules or needed:
         importlib.import_module("torch").manual_seed(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files of tests/speed, seconds each, last: so workers that take files end together."""
+    items.sort(key=lambda item: item.path.parent.name == "speed")
+
+
+def pytest_collection_finish() -> None:
+    """Search for garbage less often, and never among thousands of tests: a fifth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,6 +6,7 @@ import ast
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -41,6 +42,10 @@ COMPILED = {name: name.split(".")[1] for name in EXTENSIONS}
 # Outside packages that one room alone may import.
 KEPT_IN = {"optuna": "study"}
 
+# Outside packages that a user may do without.
+OPTIONAL = {"torch", "yaml", "safetensors", "mindspore", "sklearn", "distributed"}
+OPTIONAL |= {"jax", "keras", "flax", "jmp"}
+
 # What answers any question about a bit, together with any one file of `ops/`.
 MEANING = ("formats.py", "graph.py", "rounding/reference.py", "emulator/reference.py")
 
@@ -63,38 +68,66 @@ SMALL = (f"{PACKAGE}.__main__", f"{PACKAGE}.emulator.reference")
 """The entry of the program, and what a step means: small on purpose."""
 
 
-def modules_of(root: Path) -> dict[str, ast.Module]:
-    """Return the parsed modules of the package under `root`, by dotted name; packages by name."""
+@dataclass(frozen=True)
+class Source:
+    """What counts of a file: its imports, and (line, name, lines) of each function.
+
+    Whole syntax trees of all files take long to walk, and more so to keep.
+    """
+
+    imports: tuple[ast.Import | ast.ImportFrom, ...]
+    functions: tuple[tuple[int, str, int], ...]
+
+
+def modules_of(root: Path) -> dict[str, Source]:
+    """Return what counts of the modules of the package under `root`, by dotted name."""
     modules = {}
     for path in sorted((root / PACKAGE).rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         if parts[-1] == "__init__":
             parts = parts[:-1]
-        modules[".".join(parts)] = _parsed(path, path.read_text(encoding="utf-8"))
+        modules[".".join(parts)] = source_of(path.read_text(encoding="utf-8"))
     return modules
 
 
 @cache
-def _parsed(path: Path, text: str) -> ast.Module:
-    return ast.parse(text, str(path))
+def source_of(text: str) -> Source:
+    """Return what counts of a file with this text."""
+    every = [*statements(ast.parse(text))]
+    return Source(
+        tuple(node for node in every if isinstance(node, ast.Import | ast.ImportFrom)),
+        tuple(
+            (node.lineno, node.name, (node.end_lineno or node.lineno) - node.lineno + 1)
+            for node in every
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ),
+    )
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield every statement below a node, and no expression: of these there are ten times more."""
+    for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for child in getattr(node, field, ()):
+            yield child
+            yield from statements(child)
 
 
 @cache
-def imports_of(name: str, tree: ast.Module, root: Path) -> tuple[tuple[str, int], ...]:
+def imports_of(name: str, source: Source, root: Path) -> tuple[tuple[str, int], ...]:
     """Return every (dotted name, line) that the module imports, wherever in it that stands.
 
     `from a import b` is `a.b` there: whether `b` is a module is for the reader to find out.
     """
-    return tuple(_imports(name, tree, root))
+    return tuple(_imports(name, source, root))
 
 
-def _imports(name: str, tree: ast.Module, root: Path) -> Iterator[tuple[str, int]]:
+def _imports(name: str, source: Source, root: Path) -> Iterator[tuple[str, int]]:
     package = name if (root / name.replace(".", "/")).is_dir() else name.rpartition(".")[0]
-    for node in ast.walk(tree):
+    for node in source.imports:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, node.lineno
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = node.module or ""
             if node.level:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
@@ -106,8 +139,8 @@ def _imports(name: str, tree: ast.Module, root: Path) -> Iterator[tuple[str, int
 def arrows_of(root: Path) -> Iterator[tuple[str, str, int]]:
     """Yield (importing module, imported module, line) for imports inside the package."""
     modules = modules_of(root)
-    for name, tree in modules.items():
-        for target, line in imports_of(name, tree, root):
+    for name, source in modules.items():
+        for target, line in imports_of(name, source, root):
             if target.split(".")[0] != PACKAGE:
                 continue
             while "." in target and target not in modules and target not in COMPILED:
@@ -130,8 +163,8 @@ def import_faults(root: Path) -> list[str]:
         above, below = room_of(source), room_of(target)
         if above in ROW and below in ROW and ROW[below] > ROW[above]:
             faults.append(f"{source}:{line}: arrow up to {target}")
-    for name, tree in modules_of(root).items():
-        for target, line in imports_of(name, tree, root):
+    for name, found in modules_of(root).items():
+        for target, line in imports_of(name, found, root):
             keeper = KEPT_IN.get(target.split(".")[0])
             if keeper is not None and room_of(name) != keeper:
                 faults.append(f"{name}:{line}: imports {target}, which only {keeper} may")
@@ -216,11 +249,9 @@ def size_faults(root: Path, folders: tuple[str, ...]) -> list[str]:
         where, text = path.relative_to(root), path.read_text(encoding="utf-8")
         if len(text.splitlines()) > LONGEST_FILE_LINES:
             faults.append(f"{where}: {len(text.splitlines())} lines")
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = (node.end_lineno or node.lineno) - node.lineno + 1
-                if lines > LONGEST_FUNCTION_LINES:
-                    faults.append(f"{where}:{node.lineno}: {node.name} has {lines} lines")
+        for line, name, lines in source_of(text).functions:
+            if lines > LONGEST_FUNCTION_LINES:
+                faults.append(f"{where}:{line}: {name} has {lines} lines")
     return faults
 
 
@@ -247,6 +278,17 @@ def docstring_faults(root: Path) -> list[str]:
         if not (isinstance(text, ast.Constant) and isinstance(text.value, str)):
             faults.append(f"{init}: not one docstring")
     return faults
+
+
+def test_every_dependency_is_imported_and_every_import_declared() -> None:
+    """What the package asks of its users."""
+    declared = {text.split(">=")[0] for text in SETUP["project"]["dependencies"]}
+    imported = {
+        target.split(".")[0]
+        for name, source in modules_of(ROOT).items()
+        for target, _ in imports_of(name, source, ROOT)
+    }
+    assert imported - set(sys.stdlib_module_names) - OPTIONAL - {PACKAGE} == declared
 
 
 def test_imports_point_down() -> None:

@@ -23,11 +23,13 @@ from policysearch.search.posterior import Belief
 from policysearch.study.aim import Aim, aim_of
 from policysearch.study.goal import goal_from_words, with_goal
 from policysearch.study.optuna_view import TrialView
+from policysearch.study.results.results import Results
 from policysearch.study.sections import GoalSection
 from policysearch.study.specification import StudySpec, load_spec, spec_from_text
 from policysearch.study.study import run_study
 from policysearch.values import InputError
 from tests.studies import TINY, WITHOUT_TF32, replaced_training, write_study
+from tests.turns import case
 
 GAIN = ('sampler = "random"', 'sampler = "gain"')
 FREE = ("least_gain = 0\n", "")
@@ -266,27 +268,29 @@ def test_goals_take_fewer_trainings_than_filtering() -> None:
     assert asked <= 0.65 * filtered
 
 
-@pytest.mark.parametrize(
-    "words", ["closest speedup>=2 over=float32 left<=0", "smallest gap<=0.009 left<=0"]
-)
 def test_a_study_asks_for_its_goal_and_the_same_when_interrupted(
-    words: str, spec: StudySpec, tmp_path: Path
+    spec: StudySpec, tmp_path: Path
 ) -> None:
     small = replace(spec, study=replace(spec.study, trials=9))
-    goal = with_goal(small, words)
 
     def stop(done: float, _: object) -> None:
         if done > 6:
             raise KeyboardInterrupt
 
     with replaced_training(summed):
-        front = run_study(small, tmp_path / "front", processes=0)
-        found = run_study(goal, tmp_path / "goal", processes=0)
-        with pytest.raises(KeyboardInterrupt):
-            run_study(goal, tmp_path / "again", processes=0, progress=stop)
-        again = run_study(goal, tmp_path / "again", processes=0)
-    digests = [[t.digest for t in each.trials] for each in (front, found, again)]
-    assert digests[0] != digests[1] == digests[2] and len(digests[1]) == 9
+        front = asked_in(run_study(small, tmp_path / "front", processes=0))
+        for words in ("closest speedup>=2 over=float32 left<=0", "smallest gap<=0.009 left<=0"):
+            goal, again = with_goal(small, words), tmp_path / f"{words[:8]} again"
+            with case(words):
+                found = asked_in(run_study(goal, tmp_path / words[:8], processes=0))
+                with pytest.raises(KeyboardInterrupt):
+                    run_study(goal, again, processes=0, progress=stop)
+                assert front != found == asked_in(run_study(goal, again, processes=0))
+                assert len(found) == 9
+
+
+def asked_in(results: Results) -> list[str]:
+    return [trial.digest for trial in results.trials]
 
 
 OLD = "any gap<=9 speedup>=0.5 over=float32"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib.resources
+import json
 import re
+import sys
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -84,6 +87,33 @@ def test_every_change_of_meaning_counts_and_names_its_file(
 ) -> None:
     before, after = rewritten(package / name, old, new)
     assert [file for file in before if before[file] != after[file]] == [name]
+
+
+def test_digests_that_another_process_kept_are_read_only_where_this_code_made_them(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, fresh = package / "kept", code_fingerprints()
+    monkeypatch.setattr(identity, "_kept_at", lambda: place)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+
+    def again() -> dict[str, str]:
+        with monkeypatch.context() as patch:
+            patch.setattr(identity, "_known", functools.cache(identity._known.__wrapped__))
+            return code_fingerprints()
+
+    assert again() == fresh
+    kept = json.loads(place.read_text())
+    with monkeypatch.context() as patch:
+        patch.setattr(identity, "_meaning", lambda *_: "worked out")
+        assert again() == fresh
+    other = {key: "0" * 16 for key in kept} | {"by": "another version"}
+    for text in ("", "{", "[]", "\xff", json.dumps(other)):
+        place.write_text(text, encoding="latin-1")
+        assert again() == fresh
+    monkeypatch.setattr(identity, "_kept_at", lambda: package / "nowhere" / "kept")
+    assert again() == fresh
+    (package / "a" / "x.py").write_text("x = 2")
+    assert again() != fresh
 
 
 ODD = (

@@ -136,8 +136,8 @@ def test_what_is_expected_before_any_training_ranks_what_was_trained() -> None:
 def test_propose_probe_says_what_is_expected_fastest_first() -> None:
     spec = load_spec(SEARCH / "gpt-sums-masters.toml")
     spec = replace(spec, task=replace(spec.task, steps=8, tail_steps=2))
-    found = expected(spec, space_of(spec), 4)
-    assert len(found) == len({each.policy.digest for each in found}) == 4
+    found = expected(spec, space_of(spec), 3)
+    assert len(found) == len({each.policy.digest for each in found}) == 3
     assert [each.time for each in found] == sorted(each.time for each in found)
     assert all(each.low < each.gap < each.high for each in found)
     assert found[0].gap > found[-1].gap  # here what is faster is coarser

@@ -13,7 +13,7 @@ from benchmarks.search.__main__ import beside, counts
 from benchmarks.search.live import every, live
 from benchmarks.search.seeds import EXACT, TOLD, finalists, one_seed
 from benchmarks.search.tables import FOLDER, NAMES, floor, load, mean_problem, problems, without
-from benchmarks.search.tabulate import described, gaps
+from benchmarks.search.tabulate import described, gaps, priced
 from policysearch.objective.objective import JITTER, Objective
 from policysearch.objective.score import gap
 from policysearch.search.hypervolume import covers
@@ -34,8 +34,8 @@ def objective(spec: StudySpec) -> Objective:
 
 @pytest.fixture(scope="module")
 def made(spec: StudySpec, objective: Objective) -> dict[str, Any]:
-    """Everything of the table but what is trained."""
-    return described(spec, objective)
+    """What the policies of the table are."""
+    return described(space_of(spec, objective.model))
 
 
 def test_the_policies_and_the_start_are_those_of_the_study(
@@ -46,6 +46,18 @@ def test_the_policies_and_the_start_are_those_of_the_study(
             assert str(data[name]) == made[name]
         for name in ("raw", "start"):
             np.testing.assert_array_equal(data[name], made[name])
+
+
+def test_policies_are_priced_in_their_order(spec: StudySpec, objective: Objective) -> None:
+    space = space_of(spec, objective.model)
+    params = every(space)[::200]
+    found, costs = (
+        priced(objective, space, params),
+        [objective.price(space.policy(p)) for p in params],
+    )
+    assert found["time"].tolist() == [1.0 / cost.speedup for cost in costs]
+    assert found["memory"].tolist() == [cost.memory_ratio for cost in costs]
+    assert len(set(found["time"].tolist())) > 2 and (found["yardstick"] <= 1.0).all()
 
 
 def test_scales_that_are_one_row_were_trained_to_the_same_bit(

@@ -75,14 +75,14 @@ def test_two_runs_give_the_same_trials_and_front_in_processes_or_not(
 
 # In float32, in the ladder, in the search, near its end: every sampler is stopped in its search.
 STOPS = [(name, 11.0) for name in BARE_SAMPLERS]
-STOPS += [("gain", 0.5), ("random", 3.5), ("gain", 21.5), ("nsga2", 21.5)]
+STOPS += [("gain", 0.5), ("random", 3.5), ("gain", 14.5), ("nsga2", 14.5)]
 
 
 @pytest.mark.parametrize(("sampler", "stop_at"), STOPS)
 def test_a_stopped_study_goes_on_as_if_it_had_not_been(
     sampler: str, stop_at: float, spec: StudySpec, tmp_path: Path
 ) -> None:
-    spec = replace(spec, study=replace(spec.study, sampler=sampler, trials=24, workers=4))
+    spec = replace(spec, study=replace(spec.study, sampler=sampler, trials=16, workers=4))
     spec = replace(spec, space=replace(spec.space, ladder=("apex.O3", "uniform")))
     with replaced_training() as trained:
         whole = run_study(spec, tmp_path / "whole.journal", processes=0)

@@ -28,19 +28,16 @@ from policysearch.policy.presets import preset
 from policysearch.search.acquisition import yardstick
 from policysearch.space.decided.base import Params
 from policysearch.space.encoding import Encoding
+from policysearch.space.space import Space
 from policysearch.study.probes import probe_cost as errors_cost
 from policysearch.study.probes import probes as errors
 from policysearch.study.specification import StudySpec, load_spec, objective_of, space_of
 from policysearch.study.workers.executors import Job, make_executor
 
 
-def described(spec: StudySpec, objective: Objective) -> dict[str, Any]:
-    """Return all of a table but its gaps; nothing is trained."""
-    space = space_of(spec, objective.model)
+def described(space: Space) -> dict[str, Any]:
+    """Return what the policies of a table are; nothing is priced or trained."""
     effective, params, choices = Encoding(space), every(space), space.choices()
-    costs = [objective.price(space.policy(each)) for each in params]
-    presets = [objective.price(preset(n, space.layers)) for n in spec.space.ladder]
-    measure = yardstick(np.array([(1.0 / cost.speedup, cost.memory_ratio) for cost in presets]))
     digests = [space.policy(each).digest for each in params]
     start = sorted(digests.index(policy.digest) for policy in space.uniform())
     decisions = effective.decisions
@@ -49,10 +46,19 @@ def described(spec: StudySpec, objective: Objective) -> dict[str, Any]:
         "modifiers": json.dumps(decisions.modifiers),
         "rows": np.array([effective.row(each) for each in params], dtype=np.int8),
         "raw": np.array([[choices[k].index(v) for k, v in p.items()] for p in params], np.int8),
+        "start": np.array(start),
+    }
+
+
+def priced(objective: Objective, space: Space, params: Sequence[Params]) -> dict[str, Any]:
+    """Return what the policies of `params` cost, and the yardstick of the ladder's presets."""
+    costs = [objective.price(space.policy(each)) for each in params]
+    presets = [objective.price(preset(n, space.layers)) for n in space.section.ladder]
+    measure = yardstick(np.array([(1.0 / cost.speedup, cost.memory_ratio) for cost in presets]))
+    return {
         "time": np.array([1.0 / cost.speedup for cost in costs]),
         "memory": np.array([cost.memory_ratio for cost in costs]),
         "yardstick": np.array(astuple(measure)),
-        "start": np.array(start),
     }
 
 
@@ -109,7 +115,7 @@ def main() -> int:
             table = dict(data)
     else:
         space = space_of(spec, objective.model)
-        table = described(spec, objective)
+        table = described(space) | priced(objective, space, every(space))
         table["gap"] = gaps(spec, objective, every(space), spec.study.seeds).astype(np.float32)
     table |= scored(spec, objective)
     np.savez_compressed(path, **table)

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -63,6 +63,13 @@ LATER_OF_SCALING = MappingProxyType(
 """Such fields of layers and of the scaling; they are in no file that does not need them."""
 
 
+_NAMED = (
+    *((name, format_named) for name in ("compute", "output", "grad", "wgrad", "param")),
+    ("accumulator", accumulator_named),
+)
+"""The fields of a layer that name rows, and what finds these."""
+
+
 @dataclass(frozen=True)
 class LayerPolicy:
     """The formats of one layer.
@@ -88,8 +95,7 @@ class LayerPolicy:
     products: Products = Products()
 
     def __post_init__(self) -> None:
-        names = dict.fromkeys(("compute", "output", "grad", "wgrad", "param"), format_named)
-        for name, known in {**names, "accumulator": accumulator_named}.items():
+        for name, known in _NAMED:
             try:
                 known(getattr(self, name))
             except InputError as error:
@@ -103,9 +109,16 @@ class LayerPolicy:
 
     def product(self, role: str) -> Product:
         """Return what the layer's products of a role read and sum in, its accumulator named."""
-        said: Product | None = getattr(self.products, role)
-        whole = said or short_form(role, self.compute, self.grad, self.backward)
-        return replace(whole, accumulator=whole.accumulator or self.accumulator)
+        return self._products[role]
+
+    @cached_property
+    def _products(self) -> Mapping[str, Product]:
+        found = {}
+        for role in ("fprop", "dgrad", "wgrad"):
+            said: Product | None = getattr(self.products, role)
+            whole = said or short_form(role, self.compute, self.grad, self.backward)
+            found[role] = replace(whole, accumulator=whole.accumulator or self.accumulator)
+        return found
 
     @property
     def operand_formats(self) -> frozenset[str]:
@@ -119,6 +132,7 @@ class LayerPolicy:
         return is_narrow(self.compute) != is_narrow(self.grad) and not self.products.dgrad
 
 
+@lru_cache(maxsize=1024)
 def uniform_layer(
     name: str, *, param: str = "float32", accumulator: str = "float32"
 ) -> LayerPolicy:
@@ -445,9 +459,9 @@ def _with_pairs(data: Any, where: str) -> Any:
 def _pairs(data: object, where: str) -> list[tuple[str, LayerPolicy]]:
     if not isinstance(data, dict):
         raise InputError(f"{where}: {shown(data)}; expected an object keyed by layer name")
-    return [
-        (name, from_plain(LayerPolicy, value, f"{where}.{name}")) for name, value in data.items()
-    ]
+    each = ((name, from_plain(LayerPolicy, row, f"{where}.{name}")) for name, row in data.items())
+    known: dict[LayerPolicy, LayerPolicy] = {}  # of thousands of layers few differ
+    return [(name, known.setdefault(layer, layer)) for name, layer in each]
 
 
 def stretched(policy: Policy, factor: float) -> Policy:

@@ -69,7 +69,7 @@ class Prices:
         if asked.digest not in self._new:
             objective = self._checked
             try:
-                self._new[asked.digest] = objective.price(from_json(asked.text))
+                self._new[asked.digest] = objective.price(asked.policy)
             except InputError:
                 self._objective.check_price()
                 self._new[asked.digest] = None

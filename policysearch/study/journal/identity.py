@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
 import json
 import platform
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from importlib.util import cache_from_source
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_info
 
+from policysearch.files import write_whole
 from policysearch.rounding.rounder import is_on_torch
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
@@ -48,15 +53,52 @@ def code_fingerprints(left_out: tuple[str, ...] = _AFTERWARDS) -> dict[str, str]
 
     Comments, docstrings and formatting do not count, neither in Python nor in C.
     """
-    digests = {}
+    known, digests = _known(), {}
+    before = len(known)
     for name, file in sorted(_files(files("policysearch"), "", left_out)):
-        digests[name] = _fingerprint(name.rpartition(".")[2], file.read_text(encoding="utf-8"))
+        digests[name] = _fingerprint(name.rpartition(".")[2], file.read_bytes(), known)
+    if len(known) > before and not sys.dont_write_bytecode:
+        _keep(known)
     return digests
 
 
-@functools.lru_cache(maxsize=1024)
-def _fingerprint(kind: str, text: str) -> str:
-    return hashlib.sha256(_meaning(kind, text).encode()).hexdigest()[:16]
+def _fingerprint(kind: str, content: bytes, known: dict[str, str]) -> str:
+    """Return the digest of what a file means, worked out unless its content is `known`."""
+    key = hashlib.sha256(kind.encode() + b"\0" + content).hexdigest()
+    if key not in known:
+        # Line ends as Python reads them.
+        text = content.decode().replace("\r\n", "\n").replace("\r", "\n")
+        known[key] = hashlib.sha256(_meaning(kind, text).encode()).hexdigest()[:16]
+    return known[key]
+
+
+# To read what all files mean takes a second and more, in every command. So what each meant is kept
+# by its content, beside this module as Python keeps what it compiles; only this very code made it.
+MOST_KEPT = 4096
+
+
+@functools.cache
+def _known() -> dict[str, str]:
+    """Return what was kept of files, to be added to; nothing where that cannot be read."""
+    with contextlib.suppress(OSError, ValueError, NotImplementedError):
+        kept = json.loads(_kept_at().read_bytes())
+        if isinstance(kept, dict) and kept.pop("by", None) == _own() and len(kept) < MOST_KEPT:
+            return {str(key): str(digest) for key, digest in kept.items()}
+    return {}
+
+
+def _keep(known: Mapping[str, str]) -> None:
+    """Keep it for other processes, where there is room for it."""
+    with contextlib.suppress(InputError, OSError, NotImplementedError):
+        write_whole({_kept_at(): json.dumps({"by": _own(), **known}).encode()})
+
+
+def _kept_at() -> Path:
+    return Path(cache_from_source(__file__)).with_suffix(".digests")
+
+
+def _own() -> str:
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
 
 def _files(

@@ -103,12 +103,18 @@ class Asked:
     @property
     def policy(self) -> Policy:
         """The policy as a value."""
-        return from_json(self.text, "stored policy")
+        return stored_policy(self.text)
 
     @property
     def trained(self) -> str:
         """The digest of the policy that trains: equal where policies are only spread otherwise."""
         return digest_of_runs(self.text, self.digest)
+
+
+@functools.lru_cache(maxsize=512)
+def stored_policy(text: str) -> Policy:
+    """Return the policy that a journal has as `text`; the latest ones are read once."""
+    return from_json(text, "stored policy")
 
 
 def trained_digest(policy: Policy) -> str:
@@ -120,7 +126,7 @@ def trained_digest(policy: Policy) -> str:
 def digest_of_runs(text: str, digest: str) -> str:
     """Return `trained_digest` of the policy written as `text`, whose own digest is known."""
     devices = json.loads(text).get("parallel", {}).get("devices", 1)
-    return digest if devices == 1 else trained_digest(from_json(text, "stored policy"))
+    return digest if devices == 1 else trained_digest(stored_policy(text))
 
 
 class Records:
