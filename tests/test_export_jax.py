@@ -194,8 +194,30 @@ def test_products_of_qwix_are_in_the_dtypes_of_the_policy() -> None:
     text = qwix.export(qwix.runs(dealt(0, ("float8_e4m3fn",)), MODEL), MODEL)
     named = text.replace("'fc1': (", "'fc9': (")
     renamed = space_of(named.replace("LAYERS = {", "LAYERS = {'fc1': ('float32', 'float32'), "))
-    with pytest.raises(ValueError, match=r"\['fc9'\] match nothing"):
+    with pytest.raises(ValueError, match=r"layers \['fc9'\] are of the policy and not in it"):
         renamed["apply_policy"](flax_net(), X)
+    with pytest.raises(ValueError, match=r"\['fc9'\] match nothing"):
+        renamed["apply_policy"](flax_net(), X, strict=False)
+
+
+@pytest.mark.parametrize(("target", "made"), [(keras, keras_net), (flax, flax_net)])
+def test_a_layer_of_the_policy_that_is_not_there_is_an_error(target: Any, made: Any) -> None:
+    """A function without a module runs in what it is given, which may be narrower than asked."""
+    other = mlp((16, 32, 24, 10), "gelu")
+    text = target.export(preset("bfloat16", other.layer_names), other)
+    apply = space_of(text)["apply_policy"]
+    options = ("functional",) if target is keras else ()
+    with pytest.raises(ValueError, match=r"layers \['gelu1', 'gelu2'\] are of the policy and not"):
+        apply(made(*options))
+    apply(made(*options), strict=False)
+
+
+def test_a_floor_of_jmp_is_lost_by_a_tree_map() -> None:
+    pytest.importorskip("jmp")
+    asked = replace(dealt(0), loss_scale=LossScale("dynamic", 2.0**10, min_scale=32.0))
+    scale = space_of(flax.export(asked, MODEL))["loss_scale"]()
+    again = jax.tree.map(lambda leaf: leaf, scale)
+    assert (float(scale.min_loss_scale), float(again.min_loss_scale)) == (32.0, 1.0)
 
 
 def data() -> tuple[Any, Any]:

@@ -140,7 +140,7 @@ CASES = {
     "deepspeed-axolotl-zero3-bf16.json": Case("llama", ((r"", "bf16"),), ("casts the whole",)),
     "deepspeed-fp8-block.json": Case("llama", ((r"", "f32"),), ("fp8: not read",)),
     "deepspeed-fp16-zero2.json": Case(
-        "llama", ((r"", "f16"),), ("hysteresis: 2", "casts the whole module")
+        "llama", ((r"", "f16"),), ("hysteresis: 2", "min_loss_scale", "casts the whole")
     ),
     "deepspeed-low-masters.json": Case(
         "llama", ((r"", "bf16"),), ("casts the whole module", "masters and states are kept low")

@@ -65,15 +65,18 @@ def rules():
     ]
 
 
-def apply_policy(model, *inputs):
+def apply_policy(model, *inputs, strict=True):
     """Return the model with dtypes set and FP8 modules quantised.
 
-    Raises ValueError where a module with parameters is unknown to the policy, or a rule matches
-    nothing.
+    Raises ValueError where a module with parameters is unknown to the policy, a rule matches
+    nothing, or a layer of the policy is missing, unless not `strict`: a function without a module
+    runs in what it is given.
     """
     import qwix
 
     there = {".".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
+    if strict and (missing := [name for name in LAYERS if name not in there]):
+        raise ValueError(f"model: layers {missing} are of the policy and not in it")
     for name, module in there.items():
         held = [x for x in vars(module).values() if isinstance(x, nnx.Param)]
         if held and name not in LAYERS:
