@@ -43,8 +43,10 @@ NUMBERS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 EXPORTED = ("LAYERS", "FUNCTIONS", "RECIPE", "apply_policy", "is_low")
 """What exported files define, one or the other."""
-CASTS = ("half", "bfloat16")
-"""Methods that store a module low."""
+CASTS = ("half", "bfloat16", "float16")
+"""Methods that store a module low, and dtypes."""
+LOADERS = ("to", "from_config", "from_pretrained")
+"""Methods that take a dtype to store a module in."""
 
 
 def script_reading(text: str, model: Model, where: str) -> Reading | None:
@@ -85,7 +87,7 @@ class _Script:
             elif isinstance(node, ast.Call):
                 name = ast.unparse(node.func).rpartition(".")[2]
                 self.calls.get(name, []).append(node)
-                if name in CASTS and isinstance(node.func, ast.Attribute) and not node.args:
+                if _stores_low(name, node):
                     said = f"{ast.unparse(node)} stores what it is called on in 16 bits"
                     self.unread.append(f"line {node.lineno}: {said}")
         self.tree = tree
@@ -212,6 +214,14 @@ class _Script:
 
 
 _NONE = ast.Constant(None)
+
+
+def _stores_low(name: str, call: ast.Call) -> bool:
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    given = [*call.args, *(x.value for x in call.keywords)] if name in LOADERS else []
+    low = any(isinstance(x, ast.Attribute) and x.attr in CASTS for x in given)
+    return low or (name in CASTS and not call.args)
 
 
 def _changes_no_format(config: ast.Call) -> bool:
