@@ -135,6 +135,26 @@ def test_what_raises_in_a_filter_and_what_would_run_code_is_not_read(text: str) 
         taken("fc1", 2, 2)
 
 
+NOTING = """
+def wanted(m, n):
+    if m.out_features % 16:
+        skipped.append(n)
+        print(n)
+        return False
+    return RETURNED
+"""
+
+
+def test_a_filter_may_note_what_it_skips_but_not_read_it() -> None:
+    for returned in ("True", "n not in skipped"):
+        tree = ast.parse(NOTING.replace("RETURNED", returned))
+        taken = filter_of(ast.Name("wanted"), tree, {"skipped": []})
+        assert not taken("fc3", 10, 40) and taken("fc1", 48, 64)
+    logged = NOTING.replace("    if", "    skipped.append(n)\n    if").replace("RETURNED", returned)
+    with pytest.raises(Unread, match="skipped"):
+        filter_of(ast.Name("wanted"), ast.parse(logged), {"skipped": []})("fc1", 48, 64)
+
+
 def test_inspect_says_what_was_found_and_what_was_not_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
