@@ -194,8 +194,74 @@ def test_products_of_qwix_are_in_the_dtypes_of_the_policy() -> None:
     text = qwix.export(qwix.runs(dealt(0, ("float8_e4m3fn",)), MODEL), MODEL)
     named = text.replace("'fc1': (", "'fc9': (")
     renamed = space_of(named.replace("LAYERS = {", "LAYERS = {'fc1': ('float32', 'float32'), "))
-    with pytest.raises(ValueError, match=r"\['fc9'\] match nothing"):
+    with pytest.raises(ValueError, match=r"layers \['fc9'\] are of the policy and not in it"):
         renamed["apply_policy"](flax_net(), X)
+    with pytest.raises(ValueError, match=r"\['fc9'\] match nothing"):
+        renamed["apply_policy"](flax_net(), X, strict=False)
+
+
+@pytest.mark.parametrize(("target", "made"), [(keras, keras_net), (flax, flax_net)])
+def test_a_layer_of_the_policy_that_is_not_there_is_an_error(target: Any, made: Any) -> None:
+    """A function without a module runs in what it is given, which may be narrower than asked."""
+    other = mlp((16, 32, 24, 10), "gelu")
+    text = target.export(preset("bfloat16", other.layer_names), other)
+    apply = space_of(text)["apply_policy"]
+    options = ("functional",) if target is keras else ()
+    with pytest.raises(ValueError, match=r"layers \['gelu1', 'gelu2'\] are of the policy and not"):
+        apply(made(*options))
+    apply(made(*options), strict=False)
+
+
+def test_a_floor_of_jmp_is_lost_by_a_tree_map() -> None:
+    pytest.importorskip("jmp")
+    asked = replace(dealt(0), loss_scale=LossScale("dynamic", 2.0**10, min_scale=32.0))
+    scale = space_of(flax.export(asked, MODEL))["loss_scale"]()
+    again = jax.tree.map(lambda leaf: leaf, scale)
+    assert (float(scale.min_loss_scale), float(again.min_loss_scale)) == (32.0, 1.0)
+
+
+def by_largest(x: Any, kind: Any, shift: float = 1.0) -> tuple[Any, Any]:
+    """Return x on the grid of a dtype, and its scale, in the steps that XLA compiles.
+
+    Both quotients are products with reciprocals, and x times `shift` is what is rounded.
+    """
+    x, one = x * np.float32(shift), np.float32(1)
+    scale = np.abs(x).max() * (one / np.float32(jnp.finfo(kind).max))
+    return (x * (one / scale)).astype(kind).astype(np.float32), scale
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_qwix_makes_of_a_tie(seed: int) -> None:
+    """It multiplies gradients by the scale of what they meet, and rounds them after that."""
+    pytest.importorskip("qwix")
+    nnx, model = pytest.importorskip("flax.nnx"), mlp((16, 24))
+    low = preset("bfloat16", ("fc1",)).with_layers({"fc1": uniform_layer("float8_e4m3fn")})
+
+    class Net(nnx.Module):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            self.fc1 = nnx.Linear(16, 24, use_bias=False, rngs=nnx.Rngs(seed))
+
+        def __call__(self, x: Any) -> Any:
+            return self.fc1(x)
+
+    rng, net = np.random.default_rng(seed), Net()
+    x, kernel = rng.standard_normal((8, 16)).astype(np.float32), np.asarray(net.fc1.kernel.value)
+    ties = rng.choice([1.125, 1.375, 1.625], (8, 24)) * 2.0 ** -rng.integers(0, 3, (8, 24))
+    ties[0, 0] = 1.75  # lies at the largest number, and all others halfway between two
+    grad = (ties * rng.choice([-1, 1], (8, 24))).astype(np.float32)
+    made = space_of(qwix.export(qwix.runs(low, model), model))["apply_policy"](net, x)
+    kind, state, rest = nnx.split(made, nnx.Param, ...)
+
+    def loss(state: Any, x: Any) -> Any:
+        return (nnx.merge(kind, state, rest)(x) * grad).sum()
+
+    of_kernel, of_input = jax.jit(jax.grad(loss, argnums=(0, 1)))(state, x)
+    (given, x_scale), (weight, scale) = (by_largest(v, jnp.float8_e4m3fn) for v in (x, kernel))
+    read, its = by_largest(grad, jnp.float8_e5m2, scale)
+    np.testing.assert_allclose(of_input, read @ weight.T * its, rtol=1e-5, atol=1e-6)
+    read, its = by_largest(grad, jnp.float8_e5m2, x_scale)
+    (found,) = jax.tree.leaves(of_kernel)
+    np.testing.assert_allclose(found, given.T @ read * its, rtol=1e-5, atol=1e-5)
 
 
 def data() -> tuple[Any, Any]:

@@ -102,7 +102,9 @@ def test_the_widest_part_of_a_fused_linear_wins_and_is_said() -> None:
         assert running.layer(f"block5.attention.{part}").compute == "bfloat16"
     assert running.layer("block5.attention.o").compute == LEVELS[1]
     lines = megatron.losses(policy, MODEL)
-    assert any(line.startswith("layer block5.attention.q: runs with compute bf") for line in lines)
+    said = "(one linear there with block5.attention.k, block5.attention.v, of which the widest"
+    found = [line for line in lines if line.startswith("layer block5.attention.q: ")]
+    assert said in found[0] and "; it runs with compute bfloat16" in found[0]
     assert not any("block4" in line for line in lines)
 
 

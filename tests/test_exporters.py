@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from policysearch.export.reading import grouped
-from policysearch.export.targets import Target, targets
-from policysearch.formats import Rounding
+from policysearch.export.targets import Target, target_named, targets
+from policysearch.formats import Rounding, format_named
 from policysearch.nn.chain import Chain
 from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.policy.loss_scale import LossScale
@@ -21,6 +21,7 @@ from policysearch.policy.policy import LayerPolicy, Phase, Policy, RoleRounding,
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.policy.products import Operand, Product, Products
 from policysearch.policy.scaling import Scaling
+from policysearch.space.target import kept_wide
 from policysearch.values import InputError
 from tests.turns import case
 
@@ -188,6 +189,22 @@ def test_every_layer_is_named(target: Target) -> None:
     text = target.export(LOW, MODEL)
     for layer in MODEL.layer_names:
         assert layer in text or "all others multiply in the dtype of the run" in text
+
+
+@pytest.mark.parametrize(
+    "name", ["torch", "torchao", "torchtitan", "transformer_engine", "te_debug", "megatron"]
+)
+def test_layers_that_stay_wide_say_why(name: str) -> None:
+    """Where it quantises linears: all that multiply, are asked in 8 bits and run wider."""
+    model, target = lenet5(), target_named(name)
+    asked = preset("te.current", model.layer_names)
+    running, lines = target.runs(asked, model), target.losses(asked, model)
+    held = {x for x in model.layer_names if model.parameters_of(x)}
+    wide = {x for x in held if format_named(running.layer(x).compute).bits >= 16}
+    assert {"conv1", "conv2"} <= wide
+    said = [line for line in lines if " does not compute it in float8_e4m3fn (" in line]
+    assert {line.split()[1].rstrip(":") for line in said} == wide and len(said) == len(wide)
+    assert {*kept_wide(asked, model, name)} == {*said}
 
 
 @over_targets

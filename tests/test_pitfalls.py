@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from policysearch.export.targets import target_named
+from policysearch.export.targets import read_file, target_named
 from policysearch.nn.models import gpt, mlp
+from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.presets import preset
 from policysearch.values import InputError
 
@@ -18,16 +20,20 @@ NETS = {"gpt": gpt((8,), 10, 16, (32,) * 4, 2), "mlp": mlp((60, 32, 10))}
 MX = "fp8_quantization_recipe: mxfp8"
 
 
-def megatron(flags: str, pattern: str = "*.mlp.*", recipe: str = MX) -> str:
-    kind = "transformer_engine_config_type: TEQuantizationParams"
+KIND = "transformer_engine_config_type: TEQuantizationParams"
+
+
+def megatron(flags: str, pattern: str = "*.mlp.*", recipe: str = MX, more: str = "") -> str:
+    dtype = "" if "--fp16" in flags else "--bf16"
     return (
-        f"# flags: --bf16 {flags}\nconfigs:\n  low: {{{kind}, training_recipe: {{{recipe}}}}}\n"
+        f"# flags: {dtype} {flags}\nconfigs:\n"
+        f"  low: {{{KIND}, training_recipe: {{{recipe}}}{more}}}\n"
         f"matchers:\n  mine: {{config: low, type: glob, pattern: '{pattern}', enabled: true}}\n"
     )
 
 
-def debug(layers: str) -> str:
-    on = "transformer_engine: {DisableQuantizationLayer: {enabled: true}}"
+def debug(layers: str, feature: str = "DisableQuantizationLayer: {enabled: true}") -> str:
+    on = f"transformer_engine: {{{feature}}}"
     return f"# recipe: MXFP8BlockScaling()\na: {{enabled: true, layers: {{{layers}}}, {on}}}\n"
 
 
@@ -56,6 +62,19 @@ TRAPS = [
         "--first-last-layers-bf16: refused with --fp8-recipe delayed",
     ),
     ("megatron", "gpt", megatron(FP8, recipe="fp4_param: true"), "fp4_param is refused"),
+    (
+        "megatron",
+        "gpt",
+        megatron(FP8, more=", evaluation_recipe: {}"),
+        "low: validation runs by its evaluation_recipe",
+    ),
+    (
+        "megatron",
+        "gpt",
+        megatron(f"{FP8} --fp8-param-gather", recipe=""),
+        "--fp8-param-gather: block1.fc1 is stored quantised",
+    ),
+    ("megatron", "gpt", megatron("--fp16", "*.none"), "--hysteresis: 2 overflows lower the scale"),
     ("te_debug", "gpt", debug("layer_name_regex_pattern: block1"), "every number that begins so"),
     (
         "te_debug",
@@ -71,6 +90,32 @@ TRAPS = [
     ),
     ("torchtitan", "gpt", titan("Float8LinearConverter", "emulate=True"), "drops the recipe"),
     ("torchtitan", "gpt", titan("MXFP8LinearConverter", "fqns=[]"), "takes every linear"),
+    (
+        "torchtitan",
+        "gpt",
+        titan("MXFP8LinearConverter", "fqns=['head', 'block1.fc1']"),
+        "head: 10 x 16, no multiples of 32",
+    ),
+    (
+        "torchtitan",
+        "gpt",
+        titan("Float8LinearConverter", "recipe_name='tensorwise'"),
+        "tensorwise is gone in torchtitan 0.3.0",
+    ),
+    *(
+        (
+            target,
+            "mlp",
+            f"{call}=filter_first_and_last_linear_layers)",
+            "looks for them inside each linear: it leaves none out",
+        )
+        for target in ("torch", "torchao")
+        for call in (
+            "AORecipeKwargs(module_filter_func",
+            "convert_to_float8_training(net, module_filter_fn",
+        )
+    ),
+    ("torchao", "mlp", "AORecipeKwargs(config=Float8LinearConfig())", "no pad_inner_dim=True"),
     ("torchao", "mlp", edited("torchao", "mlp", ("'fc1': 'bfloat16'", "'fc1': 'float8'")),
      "fc1: sizes that are no multiples of 16"),
     ("deepspeed", "mlp", json.dumps({"fp_16": {"enabled": True}}), "fp_16: unknown to DeepSpeed"),
@@ -79,6 +124,12 @@ TRAPS = [
         "mlp",
         json.dumps({"fp16": {"enabled": True}, "torch_autocast": {"enabled": True}}),
         "torch_autocast beside fp16: DeepSpeed accepts both",
+    ),
+    (
+        "deepspeed",
+        "mlp",
+        json.dumps({"fp16": {"enabled": True}}),
+        "min_loss_scale: an overflow at it raises there",
     ),
     (
         "cann",
@@ -100,7 +151,7 @@ TRAPS = [
 
 @pytest.mark.parametrize(("target", "net", "text", "said"), TRAPS)
 def test_a_pitfall_is_one_line(target: str, net: str, text: str, said: str) -> None:
-    traps = target_named(target).read(text, NETS[net], "file").traps
+    traps = read_file(target, text, NETS[net], "file").traps
     assert sum(said in line for line in traps) == 1, traps
 
 
@@ -127,7 +178,21 @@ def test_what_matches_nothing_is_named(target: str, net: str, text: str, said: s
     assert sum(said in line for line in unused) == 1, unused
 
 
+PER_TENSOR = "PerTensorScaling: {enabled: true, gemms: [fprop], tensors: [weight]}"
+WITHOUT = megatron(FP8).replace(f", training_recipe: {{{MX}}}", "")
 ERRORS: list[tuple[str, Any, str]] = [
+    ("megatron", WITHOUT, "configs.low: no training_recipe; expected one"),
+    (
+        "megatron",
+        megatron(FP8, more=", evaluation_recipe: {fp9: x}"),
+        "evaluation_recipe: key: 'fp9'; expected one of",
+    ),
+    ("te_debug", debug("layer_types: [fc1]", PER_TENSOR), "expected DelayedScaling"),
+    (
+        "deepspeed",
+        {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
+        "masters kept low without ZeRO; expected zero_optimization.stage",
+    ),
     ("deepspeed", {"fp16": {"loss_scal": 0}}, "fp16: key: 'loss_scal'; expected one of"),
     ("deepspeed", {"torch_autocast": {"dtyp": 0}}, "torch_autocast: key: 'dtyp'"),
     ("deepspeed", {"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "fp16 and bf16 are"),
@@ -145,5 +210,28 @@ ERRORS: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(("target", "data", "said"), ERRORS)
 def test_what_is_silent_or_late_there_is_an_error(target: str, data: Any, said: str) -> None:
     with pytest.raises(InputError, match=r"^file: ") as caught:
-        target_named(target).read(json.dumps(data), NETS["mlp"], "file")
+        text = data if isinstance(data, str) else json.dumps(data)
+        target_named(target).read(text, NETS["gpt"], "file")
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+FLAGS = ("--fp8-output-proj", "--fp8-dot-product-attention", "--main-params-dtype fp16")
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_flags_that_change_formats_and_are_not_followed_are_said(flag: str) -> None:
+    target, net = target_named("megatron"), NETS["gpt"]
+    unread = target.read(megatron(f"{FP8} {flag}"), net, "file").unread
+    assert len(unread) == 1 and unread[0].startswith(flag.split()[0])
+    assert not target.read(megatron(f"{FP8} --main-params-dtype fp32"), net, "file").unread
+
+
+def test_float16_without_a_word_of_a_scale_has_megatrons() -> None:
+    """Dynamic from 2^32, so that no scale is a scale of 1."""
+    target, net = target_named("megatron"), NETS["gpt"]
+    there = target.read(megatron("--fp16"), net, "file").policy.loss_scale
+    assert (there.kind, there.init_scale, there.growth_interval) == ("dynamic", 2.0**32, 1000)
+    bare = replace(preset("float16", net.layer_names), loss_scale=LossScale())
+    text = target.export(bare, net)
+    assert "# flags: --fp16 --loss-scale 1.0\n" in text
+    assert target.read(text, net, "file").policy.loss_scale == LossScale()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,12 @@ import pytest
 from policysearch.cli import main
 from policysearch.export.filters import Unread, filter_of
 from policysearch.export.targets import read_file
+from policysearch.nn.model import Model
 from policysearch.nn.models import mlp
 from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
+from policysearch.values import InputError
 
 MODEL = mlp((64, 48, 40, 10))
 
@@ -131,6 +135,26 @@ def test_what_raises_in_a_filter_and_what_would_run_code_is_not_read(text: str) 
         taken("fc1", 2, 2)
 
 
+NOTING = """
+def wanted(m, n):
+    if m.out_features % 16:
+        skipped.append(n)
+        print(n)
+        return False
+    return RETURNED
+"""
+
+
+def test_a_filter_may_note_what_it_skips_but_not_read_it() -> None:
+    for returned in ("True", "n not in skipped"):
+        tree = ast.parse(NOTING.replace("RETURNED", returned))
+        taken = filter_of(ast.Name("wanted"), tree, {"skipped": []})
+        assert not taken("fc3", 10, 40) and taken("fc1", 48, 64)
+    logged = NOTING.replace("    if", "    skipped.append(n)\n    if").replace("RETURNED", returned)
+    with pytest.raises(Unread, match="skipped"):
+        filter_of(ast.Name("wanted"), ast.parse(logged), {"skipped": []})("fc1", 48, 64)
+
+
 def test_inspect_says_what_was_found_and_what_was_not_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,3 +170,75 @@ def test_inspect_says_what_was_found_and_what_was_not_read(
     for target in ("torch", "torchao"):
         assert main(["inspect", str(file), "--model", "lenet5", "--target", target]) == 2
         assert "autocast" in capsys.readouterr().err
+
+
+def whole(target: str, text: str) -> tuple[str, Policy, tuple[str, ...]]:
+    """Return what every layer computes in, the policy, and what was not read."""
+    reading = read_file(target, text, MODEL, "train.py")
+    (computed,) = {row.compute for _, row in reading.policy.layers}
+    return computed, reading.policy, reading.unread
+
+
+WORDS = (
+    ("keras", "p = Policy('mixed_bfloat16')\nmixed_precision.set_global_policy(p)", "bfloat16"),
+    ("keras", "keras.config.set_dtype_policy('float32')", "float32"),
+    ("mindspore", "net = amp.auto_mixed_precision(net, 'O3')", "float16"),
+    ("mindspore", "model = Model(net, loss, opt, amp_level='O0')", "float32"),
+    ("apex", "amp.initialize(model, optimizer)", "float16"),
+    ("fsdp2", "p = MixedPrecisionPolicy(torch.float16)", "float16"),
+)
+
+
+@pytest.mark.parametrize(("target", "text", "dtype"), WORDS)
+def test_one_call_for_the_whole_run_is_read(target: str, text: str, dtype: str) -> None:
+    computed, policy, unread = whole(target, text)
+    assert (computed, unread) == (dtype, ())
+    scaled = dtype == "float16" and target in ("keras", "apex")  # MindSpore's O3 has none
+    assert (policy.loss_scale.kind == "dynamic") == scaled
+
+
+def test_what_a_whole_run_says_beside_its_dtype() -> None:
+    text = "amp.register_float_function(torch, 'tanh')\namp.register_half_function(x, 'mine')\n"
+    _, policy, unread = whole("apex", f"{text}amp.initialize(m, o, opt_level='O1', loss_scale=8)")
+    assert "tanh" in policy.fp32_ops and policy.loss_scale == LossScale("fixed", 8.0)
+    assert unread == ("line 2: mine: no op here has this name",)
+    reduced = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)"
+    assert whole("fsdp2", reduced)[1].all_reduce == "bfloat16"
+    made = whole("fsdp2", f"{reduced}\nMixedPrecisionPolicy(param_dtype=kind())\n")[2]
+    assert made == ("line 2: param_dtype of MixedPrecisionPolicy(param_dtype=kind())",)
+    two = whole("keras", "set_dtype_policy('mixed_float16')\nset_dtype_policy('float32')")
+    assert two[0] == "float16" and "beside line 1" in two[2][0]
+    with pytest.raises(InputError, match=r"^train.py: no table LAYERS, and no call of initialize"):
+        whole("apex", "print('hello')")
+
+
+ACCELERATE = """
+from accelerate import Accelerator
+more = [GradScalerKwargs(init_scale=8.0)]
+accelerator = Accelerator(mixed_precision="fp16", kwargs_handlers=more)
+"""
+
+
+def test_the_precision_of_accelerate_is_read() -> None:
+    computed, policy, unread = whole("torch", ACCELERATE)
+    assert (computed, policy.loss_scale, unread) == ("float16", LossScale("dynamic", 8.0), ())
+    bare = ACCELERATE.replace("GradScalerKwargs(init_scale=8.0)", "")
+    assert whole("torch", bare)[1].loss_scale == LossScale("dynamic", 2.0**16)
+    assert not whole("torch", bare.replace("fp16", "no"))[2]
+    assert "mixed_precision of Accelerator(" in whole("torch", bare.replace('"fp16"', "x"))[2][0]
+    ends = computed_by("Accelerator(mixed_precision='fp8', kwargs_handlers=[AORecipeKwargs()])")
+    wide = mlp((64, 48, 32, 32, 16))
+    low = {n for n, row in ends(wide).layers if row.compute == "float8_e4m3fn"}
+    assert low == {"fc2", "fc3"}  # all but the first and the last
+
+
+def computed_by(text: str) -> Callable[[Model], Policy]:
+    return lambda model: read_file("torchao", text, model, "train.py").policy
+
+
+@pytest.mark.parametrize(
+    "text", ["net.to('cuda', torch.bfloat16)", "X.from_config(c, dtype=t.half)"]
+)
+def test_what_is_stored_in_16_bits_is_said(text: str) -> None:
+    unread = read_file("torch", f"{text}\n{AUTOCAST}", MODEL, "train.py").unread
+    assert len(unread) == 1 and unread[0].startswith("line 1: ") and "stores" in unread[0]

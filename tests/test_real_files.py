@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from policysearch.export.targets import target_named
+from policysearch.export.targets import read_file, target_named
 from policysearch.policy.normal_forms import in_full, normal
 from policysearch.policy.policy import Policy
 from policysearch.values import InputError
@@ -81,6 +81,8 @@ ROWS = "e4m3xe4m3 e4m3xe4m3 e4m3xe4m3 rowwise"
 WHOLE = "e4m3xe4m3 e5m2xe4m3 e5m2xe4m3 current"
 EXPERT = r"mlp\.experts"
 SHARED, LATENT_UP = r"shared_experts", r"kv_b_proj"
+ENDS = r"layers\.0\.attention\.wq|lm_head|norm"
+"""Of the net of linears: the first and the last, which Accelerate leaves wide."""
 NOT_THERE = r"lm_head|mlp\.gate$|norm"
 """Of the net of experts: what Megatron-LM's file cannot speak of."""
 
@@ -93,6 +95,7 @@ class Case:
     gives: tuple[tuple[str, str], ...]
     traps: tuple[str, ...] = ()
     unused: int = 0
+    unread: int = 0
     lossless: bool = True
 
 
@@ -140,7 +143,7 @@ CASES = {
     "deepspeed-axolotl-zero3-bf16.json": Case("llama", ((r"", "bf16"),), ("casts the whole",)),
     "deepspeed-fp8-block.json": Case("llama", ((r"", "f32"),), ("fp8: not read",)),
     "deepspeed-fp16-zero2.json": Case(
-        "llama", ((r"", "f16"),), ("hysteresis: 2", "casts the whole module")
+        "llama", ((r"", "f16"),), ("hysteresis: 2", "min_loss_scale", "casts the whole")
     ),
     "deepspeed-low-masters.json": Case(
         "llama", ((r"", "bf16"),), ("casts the whole module", "masters and states are kept low")
@@ -218,6 +221,38 @@ CASES = {
         ),
         ("no line # recipe", "DisableFP8GEMM is an old name"),
     ),
+    "megatron-mtp.yaml": Case("experts", ((NOT_THERE, "bf16"), (r"", MX)), unused=1),
+    "deepspeed-zero3-probe.json": Case(
+        "llama", ((r"", "f16"),), ("hysteresis: 2", "min_loss_scale", "casts the whole module")
+    ),
+    "deepspeed-autocast-owner.json": Case("llama", ((r"", "bf16"),)),
+    "qwix-ltx2.txt": Case("decoder", ((r"", "f32"),), ("no dtypes of modules",), unread=1),
+    "qwix-omegalax.txt": Case(
+        "decoder", ((r"", "f32"),), ("no dtypes of modules", "tiles of tile_size"), unread=2
+    ),
+    "torchtitan-grouped.txt": Case(
+        "llama", ((r"output|router\.gate|norm", "bf16"), (r"", ROWS))
+    ),
+    "torchtitan-llama3-emulate.txt": Case(
+        "llama", ((r"norm", "bf16"), (r"", WHOLE)), ("emulate: true drops",), lossless=False
+    ),
+    "te_debug-bridge.yaml": Case(
+        "fused", ((r"norm", "bf16"), (r"", WHOLE)), ("no line # recipe",)
+    ),
+    "torchao-lerobot.txt": Case("llama", ((r"norm", "f32"), (r"", WHOLE)), lossless=False),
+    "torchao-output.txt": Case(
+        "llama", ((r"output|norm", "f32"), (r"", WHOLE)), unread=1, lossless=False
+    ),
+    "torchao-tinystories.txt": Case(
+        "llama", ((r"norm", "f32"), (r"", WHOLE)), unread=1, lossless=False
+    ),
+    "torchao-birefnet.txt": Case("llama", ((ENDS, "bf16"), (r"", WHOLE)), unread=1),
+    "torchao-clm.txt": Case("llama", ((ENDS, "bf16"), (r"", WHOLE))),
+    "torchao-trl.txt": Case("llama", ((ENDS, "bf16"), (r"", WHOLE)), ("no pad_inner_dim",)),
+    "apex-events.txt": Case("llama", ((r"", "f16"),), unread=1),
+    "mindspore-densenet.txt": Case("llama", ((r"", "f16"),)),
+    "keras-training.txt": Case("llama", ((r"", "f16"),)),
+    "fsdp2-llama.txt": Case("llama", ((r"", "bf16"),)),
     "te_debug-statistics.yaml": Case(
         "fused",
         ((r"norm", "bf16"), (r"", WHOLE)),
@@ -239,7 +274,8 @@ def test_every_file_has_its_case() -> None:
 def test_a_real_file_is_read_and_written_back(name: str) -> None:
     case, target = CASES[name], target_named(name.partition("-")[0])
     net = NETS[case.net]
-    reading = target.read((FILES / name).read_text(encoding="utf-8"), net, name)
+    text = (FILES / name).read_text(encoding="utf-8")
+    reading = read_file(name.partition("-")[0], text, net, name)
     for layer in net.layer_names:
         wanted = next(text for pattern, text in case.gives if re.search(pattern, layer))
         assert word(reading.policy, layer) == wanted, layer
@@ -247,6 +283,7 @@ def test_a_real_file_is_read_and_written_back(name: str) -> None:
     for said, line in zip(case.traps, reading.traps, strict=True):
         assert said in line
     assert len(reading.unused) == case.unused, reading.unused
+    assert len(reading.unread) == case.unread, reading.unread
     running = target.runs(reading.policy, net)
     again = target.read(target.export(reading.policy, net), net, "again").policy
     assert replace(normal(again), name="") == replace(normal(running), name="")

@@ -65,7 +65,7 @@ def test_fp8_by_qwix_trains_as_the_emulator_does(rest: str, steps: int) -> None:
     """Beside bfloat16 for few steps: then a gradient is a tie.
 
     It and the largest one are bfloat16, and lie at 45056 and 57344 of E5M2: qwix rounds it to 49152
-    for the input, as here, and to 40960 for the weight. Each later step alone is as here again.
+    for the input, as here, and to 40960 for the weight: `test_what_qwix_makes_of_a_tie` says why.
     """
     low = preset(rest, MODEL.layer_names).with_layers({"fc2": uniform_layer("float8_e4m3fn")})
     verdict = run(low, "qwix", task=TASK)

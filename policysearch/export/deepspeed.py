@@ -131,6 +131,10 @@ def read(text: str, model: Model, where: str) -> Reading:
         said = str(blocks["torch_autocast"].get("dtype", "bfloat16")).removeprefix("torch.")
         dtype = dtype or one_of(f"{where}: torch_autocast: dtype", said, ("float16", "bfloat16"))
     low = on and on[0] != "torch_autocast" and _low_masters(blocks[on[0]], on[0])
+    zero = data.get("zero_optimization", {})
+    if low and not (isinstance(zero, dict) and zero.get("stage", 0)):
+        said = f"{where}: {on[0]}: masters kept low without ZeRO"
+        raise InputError(f"{said}; expected zero_optimization.stage 1, 2 or 3")
     reduced = {short: name for name, short in SHORT.items()}
     given = tuple(Given(name, name, rule, uniform_layer(dtype)) for name in model.layer_names)
     policy = policy_of(
@@ -197,6 +201,8 @@ def _traps(blocks: Mapping[str, Mapping[str, Any]], on: Sequence[str]) -> Iterat
         )
     if "fp16" in on and blocks["fp16"].get("hysteresis", 2) != 1:
         yield "hysteresis: 2 overflows halve the scale once; read as 1, which a policy has here"
+    if "fp16" in on and not blocks["fp16"].get("loss_scale"):
+        yield "min_loss_scale: an overflow at it raises there, where torch's scaler goes on"
     if "fp16" in on and "torch_autocast" in on:
         yield "torch_autocast beside fp16: DeepSpeed accepts both; the module is float16 anyway"
     if blocks["torch_autocast"].get("lower_precision_safe_modules"):

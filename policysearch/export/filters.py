@@ -79,7 +79,11 @@ class _Reader:
                         return found
                 case ast.Assign(targets=[ast.Name(id=name)], value=given):
                     self.names[name] = self.value(given)
-                case ast.Expr(value=ast.Constant()) | ast.Pass():
+                case ast.Expr(value=ast.Constant() | ast.Call(func=ast.Name(id="print"))):
+                    pass
+                case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))):
+                    self.names[name] = None  # a list that is filled, or a logger: not to be read
+                case ast.Pass():
                     pass
                 case _:
                     raise Unread(ast.unparse(statement).partition("\n")[0])

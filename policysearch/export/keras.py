@@ -28,14 +28,16 @@ LOSS_SCALE = $loss_scale
 def apply_policy(model, strict=True):
     """Set the dtype policy of every layer by its name, in place, and return the model.
 
-    Raises ValueError where a layer with variables is unknown to the policy, or missing.
+    Raises ValueError where a layer with variables is unknown to the policy, or one of the policy
+    is missing, unless not `strict`: a function without a layer runs in what it is given.
     """
     layers = {layer.name: layer for layer in model._flatten_layers(include_self=False)}
     owners = [name for name, layer in layers.items() if layer.weights and not layer._layers]
     strangers = [name for name in owners if name not in LAYERS]
     missing = [name for name in LAYERS if name not in layers]
-    if strict and (strangers or missing == list(LAYERS)):
-        raise ValueError(f"model: layers {strangers or missing} have no counterpart in the policy")
+    if strict and (strangers or missing):
+        where = "unknown to the policy" if strangers else "of the policy and not in it"
+        raise ValueError(f"model: layers {strangers or missing} are {where}")
     for name, (compute, stored) in LAYERS.items():
         if name in layers:
             mixed = compute if compute == stored else f"mixed_{compute}"

@@ -170,15 +170,38 @@ def scale_traps(given: Sequence[Given], scale: LossScale) -> Iterator[str]:
         yield f"{low[0]}: float16 ({len(low)} such layers) and no loss scale: gradients underflow"
 
 
-def field_losses(policy: Policy, running: Policy, target: str) -> Iterator[str]:
-    """Yield a line for each field, layer and op in which the running policy is another."""
+def why_wide(layer: str, model: Model, target: str, multiple: int, other: str) -> str:
+    """Return why a target that quantises linears leaves a layer alone, by its type or its sides.
+
+    `other` for a linear where neither is against it; "" for a layer without a product of its own.
+    """
+    kind = model.layer_types.get(layer)
+    shapes = [spec.shape for spec in model.parameters_of(layer) if len(spec.shape) > 1]
+    if kind != "Linear":
+        return f"{target} quantises linears alone" if shapes and kind != "Embedding" else ""
+    for shape in shapes:
+        if any(side % multiple for side in shape):
+            sides = " x ".join(map(str, shape))
+            return f"{target} wants multiples of {multiple}, and its weight is {sides}"
+    return other
+
+
+def field_losses(
+    policy: Policy, running: Policy, target: str, why: Callable[[str], str] = lambda layer: ""
+) -> Iterator[str]:
+    """Yield a line for each field, layer and op in which the running policy is another.
+
+    `why` returns why a layer that is asked below 16 bits runs wider, "" where that is not known.
+    """
     for name, asked in policy.layers:
         wanted, made = shortest(asked), running.layer(name)
         parts = [x for x in LAYER_PARTS if getattr(wanted, x) != getattr(made, x)]
         if parts:
             ours = ", ".join(f"{x} {_word(getattr(made, x))}" for x in parts)
             theirs = ", ".join(_word(getattr(wanted, x)) for x in parts)
-            yield f"layer {name}: runs with {ours}, not {theirs}"
+            wider = _bits(wanted.compute) < 16 <= _bits(made.compute) and why(name)
+            given = f"{target} does not compute it in {wanted.compute} ({wider}); it " * bool(wider)
+            yield f"layer {name}: {given}runs with {ours}, not {theirs}"
     yield from _list_losses(policy, running, target)
     for part in fields(Policy):
         if part.name in ("name", "version", "layers", "parallel", *LISTS):

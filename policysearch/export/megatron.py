@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from policysearch.export import transformer_engine
-from policysearch.export.levels import field_losses, head, one_dtype, plain
+from policysearch.export.levels import field_losses, head, one_dtype, plain, why_wide
 from policysearch.export.megatron_file import (
     FACTORIES,
     SCALINGS,
@@ -47,6 +47,7 @@ ABOUT = About(
     staged=True,
     beside=_beside,
 )
+NO_NAME = "no linear of a decoder's block, which is all that its matchers reach"
 STATES = ("float32", "float16", "bfloat16")
 
 
@@ -55,7 +56,18 @@ def losses(policy: Policy, model: Model) -> tuple[str, ...]:
     policy.check_layers(model.layer_names)
     running = runs(policy, model)
     asked = normal(policy) if by_factories(running, model) else policy
-    return tuple(field_losses(asked, running, "megatron"))
+    there = places(model)
+    parts = {x: layers for layers in parts_of(model).values() for x in layers}
+
+    def why(layer: str) -> str:
+        if layer not in there:
+            return why_wide(layer, model, "Transformer Engine", 1, NO_NAME)
+        fused = ", ".join(x for x in parts[layer] if x != layer)
+        if fused and len({asked.layer(x) for x in parts[layer]}) > 1:
+            return f"one linear there with {fused}, of which the widest wins"
+        return "no recipe of the run, and no factory, says its products"
+
+    return tuple(field_losses(asked, running, "megatron", why))
 
 
 def offers(formats: LayerPolicy, layer_type: str) -> bool:
@@ -156,7 +168,7 @@ def _scale(asked: LossScale) -> LossScale:
         lowest = 1.0 if asked.min_scale is None else asked.min_scale
         first = max(asked.init_scale, lowest)
         return LossScale("dynamic", first, 2.0, 0.5, asked.growth_interval, lowest)
-    if asked.kind == "fixed":
+    if asked.kind == "fixed" and asked.init_scale != 1.0:
         return LossScale("fixed", asked.init_scale, skip_on_overflow=True)
     return LossScale()
 

@@ -123,11 +123,14 @@ def flags_of(policy: Policy, model: Model) -> Iterator[str]:
         yield f"--use-precision-aware-optimizer {words}"
     if policy.all_reduce == "bfloat16":
         yield "--grad-reduce-in-bf16"
-    yield from _scale_flags(policy.loss_scale)
+    if dtype == "float16":
+        yield from _scale_flags(policy.loss_scale)
 
 
 def _scale_flags(scale: LossScale) -> Iterator[str]:
-    if scale.kind == "fixed":
+    if scale.kind == "none":
+        yield "--loss-scale 1.0"  # without a word it is dynamic, from 2^32
+    elif scale.kind == "fixed":
         yield f"--loss-scale {scale.init_scale!r}"
     elif scale.kind == "dynamic":
         yield f"--initial-loss-scale {scale.init_scale!r} --min-loss-scale {scale.min_scale!r}"

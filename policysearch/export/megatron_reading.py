@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any
 
 from policysearch.export.levels import BASE
@@ -37,18 +38,31 @@ from policysearch.values import InputError, one_of
 FP8, FP4 = "fp8_quantization_recipe", "fp4_quantization_recipe"
 WORDS = {key: tuple(word for k, word in RECIPES.values() if k == key) for key in (FP8, FP4)}
 ENDS = "--first-last-layers-bf16"
+GATHER = ("--fp8-param-gather", "--fp4-param-gather")
+NOT_READ: Mapping[str, str] = MappingProxyType(
+    {
+        "--fp8-output-proj": "the output layer multiplies in MXFP8",
+        "--fp8-dot-product-attention": "the products of attention are in FP8",
+        "--fp8-multi-head-attention": "attention is in FP8, what goes in and out too",
+        "--no-fp8-wgrad": "gradients of weights in the dtype of the run, if delayed",
+        "--main-params-dtype": "what masters are kept in",
+        "--main-grads-dtype": "what gradients are kept in",
+    }
+)
+"""Flags that change formats and are not followed, but where they say fp32."""
 
 
 @dataclass(frozen=True)
 class _Config:
     """What a config does: formats of its linears, None for the dtype of the run, and where it acts.
 
-    `inside` what the flags quantise, and `outside` of that.
+    `inside` what the flags quantise, and `outside` of that. It `validates` by another recipe.
     """
 
     formats: LayerPolicy | None
     inside: bool = True
     outside: bool = False
+    validates: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,6 +93,9 @@ def read(text: str, model: Model, where: str) -> Reading:
     dtype = _dtype_of(flags)
     run = _Run(flags, uniform_layer(dtype), _around(flags, where))
     given, matched = _given(model, matchers, configs, run)
+    used = dict.fromkeys(config for *_, config in matchers)
+    other = "validation runs by its evaluation_recipe, training is what is read"
+    traps += [f"{name}: {other}" for name in used if configs[name].validates]
     traps += _traps(run, matchers, configs, given)
     first, second = (DTYPES[flags.get(f"--{x}-dtype", "fp32")] for x in ("exp-avg", "exp-avg-sq"))
     policy = policy_of(
@@ -91,8 +108,9 @@ def read(text: str, model: Model, where: str) -> Reading:
         all_reduce="bfloat16" if "--grad-reduce-in-bf16" in flags else "float32",
         loss_scale=_scale_of(flags, dtype),
     )
-    rules = [name for name, *_ in matchers]
-    return Reading(normal(policy), tuple(given), unmatched(rules, given, matched), tuple(traps))
+    idle = unmatched([name for name, *_ in matchers], given, matched)
+    unread = [f"{flag}: {NOT_READ[flag]}" for flag in NOT_READ if flags.get(flag, "fp32") != "fp32"]
+    return Reading(normal(policy), tuple(given), idle, tuple(traps), tuple(unread))
 
 
 def _given(
@@ -144,7 +162,7 @@ def _traps(
     configs: Mapping[str, _Config],
     given: Sequence[Given],
 ) -> Iterator[str]:
-    """Yield a line for what the flags make of the matchers otherwise than these say."""
+    """Yield a line for what flags make of matchers and of the scale otherwise than these say."""
     if not run.known:
         yield (
             'no line "# flags: --bf16 --fp8-format ..." in the head: what no matcher takes does '
@@ -159,6 +177,13 @@ def _traps(
     delayed = run.flags.get("--fp8-recipe", "delayed") == "delayed"
     if {ENDS, "--fp8-format"} <= {*run.flags} and delayed:
         yield f"{ENDS}: refused with --fp8-recipe delayed, which is what is usual"
+    wide = [x.layer for x in given if x.module != NOT_ADDRESSED and x.formats == run.wide]
+    for flag in GATHER:
+        if flag in run.flags and wide:
+            yield f"{flag}: {wide[0]} is stored quantised and multiplies in the dtype of the run"
+    dynamic = "--fp16" in run.flags and "--loss-scale" not in run.flags
+    if dynamic and run.flags.get("--hysteresis", "2") != "1":
+        yield "--hysteresis: 2 overflows lower the scale once; read as 1, as a policy has it"
 
 
 def _flags(text: str) -> dict[str, str]:
@@ -211,12 +236,11 @@ def _dtype_of(flags: Mapping[str, str]) -> str:
 def _scale_of(flags: Mapping[str, str], dtype: str) -> LossScale:
     if dtype != "float16":
         return LossScale()
-    if "--loss-scale" in flags:
-        return LossScale("fixed", float(flags["--loss-scale"]))
-    if "--initial-loss-scale" not in flags:
-        return LossScale()
+    if fixed := float(flags.get("--loss-scale", 0)):
+        return LossScale() if fixed == 1 else LossScale("fixed", fixed)
     window = int(flags.get("--loss-scale-window", 1000))
-    lowest, first = float(flags.get("--min-loss-scale", 1)), float(flags["--initial-loss-scale"])
+    lowest = float(flags.get("--min-loss-scale", 1))
+    first = float(flags.get("--initial-loss-scale", 2.0**32))
     return LossScale("dynamic", first, 2.0, 0.5, window, lowest)
 
 
@@ -260,13 +284,17 @@ def _config(
     for key in row:
         one_of(f"{at}: key", key, known)
     one_of(f"{at}: type", row.get(known[0]), ("TEQuantizationParams",))
-    recipe = row.get("training_recipe") or {}
-    _check_keys(name, recipe, at, traps)
+    if known[1] not in row:
+        raise InputError(f"{at}: no training_recipe; expected one, {{}} for the dtype of the run")
+    recipe, other = (row.get(key) or {} for key in known[1:])
+    for key, said in (("training", recipe), ("evaluation", other)):
+        _check_keys(name, said, f"{at}.{key}_recipe", traps)
     inside = recipe.get("override_quantized_autocast", True) is True
     outside = recipe.get("override_nonquantized_autocast", False) is True
     if outside:
         traps.append(f"{name}: override_nonquantized_autocast quantises first and last blocks too")
-    return _Config(_formats(name, recipe, at, traps, own), inside, outside)
+    formats = _formats(name, recipe, at, traps, own)
+    return _Config(formats, inside, outside, known[2] in row and other != recipe)
 
 
 def _formats(
@@ -301,7 +329,7 @@ def _check_keys(name: str, recipe: Mapping[str, Any], at: str, traps: list[str])
                 f"{name}: {key} is refused by megatron-core 0.16.1; only its head knows it"
             )
         else:
-            one_of(f"{at}.training_recipe: key", key, KEYS)
+            one_of(f"{at}: key", key, KEYS)
 
 
 def _matchers(

@@ -35,12 +35,16 @@ LAYERS = $layers
 LOSS_SCALE = $loss_scale
 
 
-def apply_policy(net):
+def apply_policy(net, strict=True):
     """Set to_float on every cell by its name, in place, and return the net.
 
     A cell that the policy does not know, and that holds none it knows, computes in float32.
-    Raises ValueError where a layer with parameters is unknown to the policy.
+    Raises ValueError where a layer with parameters is unknown to the policy, or one of the policy
+    is missing, unless not `strict`: a function without a cell runs in what it is given.
     """
+    missing = {*LAYERS} - {name for name, _ in net.cells_and_names()}
+    if strict and missing:
+        raise ValueError(f"net: layers {sorted(missing)} are of the policy and not in it")
     for name, cell in net.cells_and_names():
         own = list(cell.parameters_and_names(expand=False))
         if name not in LAYERS and own:

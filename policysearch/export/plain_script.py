@@ -1,4 +1,4 @@
-"""What a plain training script gives each layer by autocast, a GradScaler and torchao's FP8.
+"""What a plain training script gives each layer: autocast, GradScaler, torchao's FP8, Accelerate.
 
 It is parsed; nothing in it is run. What says more than is followed here is told as not read.
 """
@@ -6,7 +6,7 @@ It is parsed; nothing in it is run. What says more than is followed here is told
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,20 @@ from policysearch.policy.presets import PRESETS
 from policysearch.policy.scaling import Scaling
 from policysearch.values import InputError
 
-CALLS = ("autocast", "GradScaler", "convert_to_float8_training")
+SCALERS = ("GradScaler", "GradScalerKwargs")
+CONVERTED = {
+    "convert_to_float8_training": "module_filter_fn",
+    "AORecipeKwargs": "module_filter_func",
+}
+"""What converts linears to FP8, and what it calls its filter."""
+CALLS = ("autocast", "Accelerator", *SCALERS, *CONVERTED)
 """What is read, by the last of its names."""
+
+ACCELERATE = {"fp16": "float16", "bf16": "bfloat16", "fp8": "bfloat16"}
+"""What autocast is in by the `mixed_precision` of Accelerate."""
+SAME = ("enable_fsdp_float8_all_gather", "force_recompute_fp8_weight_in_bwd", "pad_inner_dim")
+"""Settings of torchao's config that change no format."""
+ENDS = "filter_first_and_last_linear_layers"
 
 USUAL = {"cuda": "float16", "cpu": "bfloat16"}
 """The dtype of autocast where none is said, by device."""
@@ -31,8 +43,10 @@ NUMBERS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 EXPORTED = ("LAYERS", "FUNCTIONS", "RECIPE", "apply_policy", "is_low")
 """What exported files define, one or the other."""
-CASTS = ("half", "bfloat16")
-"""Methods that store a module low."""
+CASTS = ("half", "bfloat16", "float16")
+"""Methods that store a module low, and dtypes."""
+LOADERS = ("to", "from_config", "from_pretrained")
+"""Methods that take a dtype to store a module in."""
 
 
 def script_reading(text: str, model: Model, where: str) -> Reading | None:
@@ -66,13 +80,14 @@ class _Script:
         self.calls: dict[str, list[ast.Call]] = {name: [] for name in CALLS}
         self.assigned: dict[str, ast.expr] = {}
         self.unread: list[str] = []
+        self.traps: list[str] = []
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 self.assigned[node.targets[0].id] = node.value
             elif isinstance(node, ast.Call):
                 name = ast.unparse(node.func).rpartition(".")[2]
                 self.calls.get(name, []).append(node)
-                if name in CASTS and isinstance(node.func, ast.Attribute) and not node.args:
+                if _stores_low(name, node):
                     said = f"{ast.unparse(node)} stores what it is called on in 16 bits"
                     self.unread.append(f"line {node.lineno}: {said}")
         self.tree = tree
@@ -87,7 +102,7 @@ class _Script:
         low = any(format_named(row.formats.compute).bits < 16 for row in given)
         kind = "rowwise" if recipe.startswith("rowwise") else "current"
         scaling = Scaling(kind, power_of_two=kind == "rowwise") if low else Scaling()  # type: ignore[arg-type]
-        name, traps = f"imported from {where}", tuple(self._traps(autocast, scale))
+        name, traps = f"imported from {where}", (*self.traps, *self._traps(autocast, scale))
         policy = policy_of(given, model, name, base, loss_scale=scale, scaling=scaling)
         return Reading(policy, given, traps=traps, unread=tuple(self.unread))
 
@@ -103,6 +118,20 @@ class _Script:
             if name in USUAL.values():
                 return name, f"autocast, line {call.lineno}"
             self.unread.append(f"line {call.lineno}: dtype of {ast.unparse(call)}")
+        return self._accelerated()
+
+    def _accelerated(self) -> tuple[str, str]:
+        """Return the dtype of Accelerate's autocast, "" without one, and its place."""
+        for call in self.calls["Accelerator"]:
+            said = {x.arg: self._meant(x.value) for x in call.keywords}
+            kind = literal(said.get("mixed_precision", _NONE))
+            if kind in ACCELERATE:
+                return ACCELERATE[kind], f"Accelerator, line {call.lineno}"
+            if kind != "no":
+                given = ast.unparse(call)
+                self.unread.append(f"line {call.lineno}: mixed_precision of {given}")
+        for call in self.calls["AORecipeKwargs"]:
+            return ACCELERATE["fp8"], f"AORecipeKwargs, line {call.lineno}"
         return "", DEFAULT_RULE
 
     def _dtype(self, node: ast.expr) -> str:
@@ -114,7 +143,7 @@ class _Script:
         return self.assigned.get(node.id, node) if isinstance(node, ast.Name) else node
 
     def _scale(self) -> LossScale:
-        for call in self.calls["GradScaler"]:
+        for call in (call for name in SCALERS for call in self.calls[name]):
             said = {x.arg: _number(self._meant(x.value)) for x in call.keywords if x.arg}
             if said.get("enabled") is False:
                 continue
@@ -123,41 +152,59 @@ class _Script:
                 self.unread.append(f"line {call.lineno}: {name} of {ast.unparse(call)}")
                 del numbers[name]
             return LossScale("dynamic", **{"init_scale": 2.0**16, **numbers})
-        return LossScale()
+        kinds = [literal(x.value) for c in self.calls["Accelerator"] for x in c.keywords]
+        return LossScale("dynamic", 2.0**16) if "fp16" in kinds else LossScale()
 
     def _float8(self, rows: dict[str, tuple[str, LayerPolicy]], model: Model) -> str:
         """Put the linears that are converted into their formats; return the recipe."""
         recipe = ""
-        for call in self.calls["convert_to_float8_training"]:
+        linears = {name: shape for name in rows if (shape := _linear(name, model))}
+        for what, call in ((name, call) for name in CONVERTED for call in self.calls[name]):
             said = {x.arg: x.value for x in call.keywords if x.arg}
             recipe = self._recipe(said.get("config"), call.lineno)
             formats = _formats(recipe)
-            chosen = self._filter(said.get("module_filter_fn"), call.lineno)
-            for name in rows:
-                shape = _linear(name, model)
+            own = ast.unparse(self._meant(said.get("config", _NONE)))
+            if what == "AORecipeKwargs" and own != "None" and "pad_inner_dim" not in own:
+                at = f"line {call.lineno}: a config of your own"
+                self.traps.append(f"{at} has no pad_inner_dim=True, which Accelerate's has")
+            chosen = self._filter(said.get(CONVERTED[what]), call, [*linears])
+            for name, shape in linears.items():
                 try:
-                    if shape and chosen(name, *shape):
-                        rows[name] = f"convert_to_float8_training, line {call.lineno}", formats
+                    if chosen(name, *shape):
+                        rows[name] = f"{what}, line {call.lineno}", formats
                 except Unread as error:
-                    self.unread.append(f"line {call.lineno}: module_filter_fn: {error}")
+                    self.unread.append(f"line {call.lineno}: {CONVERTED[what]}: {error}")
                     break
         return recipe
 
     def _recipe(self, node: ast.expr | None, line: int) -> str:
         """Return the recipe of a config, tensorwise as torchao has it where none is given."""
         made = None if node is None else self._meant(node)
-        if made is None or (isinstance(made, ast.Call) and not made.args and not made.keywords):
+        if made is None:
             return RECIPES[0]
         if isinstance(made, ast.Call) and "from_recipe_name" in ast.unparse(made.func):
-            name = literal(made.args[0]) if made.args else None
+            given = self._meant(made.args[0] if made.args else _NONE)
+            name = literal(given) or ast.unparse(given).rpartition(".")[2].lower()
             if name in RECIPES:
                 return str(name)
+        elif isinstance(made, ast.Call) and not made.args and _changes_no_format(made):
+            return RECIPES[0]
         self.unread.append(f"line {line}: config {ast.unparse(made)}; taken as {RECIPES[0]}")
         return RECIPES[0]
 
-    def _filter(self, node: ast.expr | None, line: int) -> Filter:
+    def _filter(self, node: ast.expr | None, call: ast.Call, linears: Sequence[str]) -> Filter:
+        if node is None and ast.unparse(call.func).endswith("AORecipeKwargs"):
+            return lambda name, n_out, n_in: (
+                name not in (linears[0], linears[-1]) and not (n_out % 16 or n_in % 16)
+            )
         if node is None:
             return lambda name, n_out, n_in: True
+        if ast.unparse(node).endswith(ENDS):
+            said = (
+                f"line {call.lineno}: {ENDS} looks for them inside each linear: it leaves none out"
+            )
+            self.traps.append(said)
+            return lambda name, n_out, n_in: not (n_out % 16 or n_in % 16)
         constants = {name: literal(value) for name, value in self.assigned.items()}
         return filter_of(self._meant(node), self.tree, constants)
 
@@ -167,6 +214,18 @@ class _Script:
 
 
 _NONE = ast.Constant(None)
+
+
+def _stores_low(name: str, call: ast.Call) -> bool:
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    given = [*call.args, *(x.value for x in call.keywords)] if name in LOADERS else []
+    low = any(isinstance(x, ast.Attribute) and x.attr in CASTS for x in given)
+    return low or (name in CASTS and not call.args)
+
+
+def _changes_no_format(config: ast.Call) -> bool:
+    return all(setting.arg in SAME for setting in config.keywords)
 
 
 def _number(node: ast.expr) -> object:

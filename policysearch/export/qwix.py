@@ -65,15 +65,18 @@ def rules():
     ]
 
 
-def apply_policy(model, *inputs):
+def apply_policy(model, *inputs, strict=True):
     """Return the model with dtypes set and FP8 modules quantised.
 
-    Raises ValueError where a module with parameters is unknown to the policy, or a rule matches
-    nothing.
+    Raises ValueError where a module with parameters is unknown to the policy, a rule matches
+    nothing, or a layer of the policy is missing, unless not `strict`: a function without a module
+    runs in what it is given.
     """
     import qwix
 
     there = {".".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
+    if strict and (missing := [name for name in LAYERS if name not in there]):
+        raise ValueError(f"model: layers {missing} are of the policy and not in it")
     for name, module in there.items():
         held = [x for x in vars(module).values() if isinstance(x, nnx.Param)]
         if held and name not in LAYERS:
@@ -131,23 +134,28 @@ TILE = 128
 def _rules(text: str) -> Iterator[dict[str, Any]]:
     """Yield the constants of each rule that is written in a file of Python, in its order.
 
-    A dtype is its last word; what is computed when the file runs is left out.
+    A dtype is its last word, a name at the top of the file what it was given. A path that is made
+    when the file runs is an expression.
     """
     try:
         tree = syntax_of(text, "", "rules")
     except InputError:
         return
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    made = [node for node in tree.body if isinstance(node, ast.Assign)]
+    known = {x.id: node.value for node in made for x in node.targets if isinstance(x, ast.Name)}
     for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
         if ast.unparse(call.func).rpartition(".")[2] in KINDS:
-            yield {str(row.arg): _constant(row.value) for row in call.keywords}
+            rows = {str(row.arg): row.value for row in call.keywords}
+            yield {name: _constant(name, value, known) for name, value in rows.items()}
 
 
-def _constant(node: ast.expr) -> Any:
+def _constant(name: str, node: ast.expr, known: Mapping[str, ast.expr]) -> Any:
+    node = known.get(node.id, node) if isinstance(node, ast.Name) else node
     value = literal(node)
-    if value is None and not isinstance(node, ast.Constant):
-        return ast.unparse(node).rpartition(".")[2]
-    return value
+    if value is not None or isinstance(node, ast.Constant):
+        return value
+    return node if name == "module_path" else ast.unparse(node).rpartition(".")[2]
 
 
 def _read_rules(rules: Sequence[dict[str, Any]], model: Model, where: str) -> Reading:
@@ -155,7 +163,10 @@ def _read_rules(rules: Sequence[dict[str, Any]], model: Model, where: str) -> Re
 
     Rules say no dtype of modules: what none takes is float32 here.
     """
-    named = [f"rule {number} ({row.get('module_path', '.*')})" for number, row in enumerate(rules)]
+    said = [row.get("module_path") or ".*" for row in rules]
+    words = [ast.unparse(x) if isinstance(x, ast.expr) else str(x) for x in said]
+    named = [f"rule {number} ({word})" for number, word in enumerate(words)]
+    later = [name for name, x in zip(named, said, strict=True) if isinstance(x, ast.expr)]
     paths = [_path_of(row, f"{where}: {name}") for row, name in zip(rules, named, strict=True)]
     traps = ["no dtypes of modules in the rules: those are set in the model; read as float32"]
     made = [_formats(row, name, traps) for row, name in zip(rules, named, strict=True)]
@@ -173,7 +184,10 @@ def _read_rules(rules: Sequence[dict[str, Any]], model: Model, where: str) -> Re
         rule, formats = fit[0] if fit else (DEFAULT_RULE, None)
         given.append(Given(layer, path, rule, formats or LayerPolicy()))
     policy = policy_of(given, model, f"imported from {where}", BASE, bias="rounded")
-    return Reading(normal(policy), tuple(given), unmatched(named, given, matched), tuple(traps))
+    fixed = [name for name in named if name not in later]
+    unread = tuple(f"{name}: its path is made when the script runs" for name in later)
+    idle = unmatched(fixed, given, matched)
+    return Reading(normal(policy), tuple(given), idle, tuple(traps), unread)
 
 
 def _path_of(row: Mapping[str, Any], where: str) -> re.Pattern[str] | None:
@@ -181,9 +195,11 @@ def _path_of(row: Mapping[str, Any], where: str) -> re.Pattern[str] | None:
     ops = row.get("op_names") or ("einsum",)
     if not isinstance(ops, (str, list, tuple)) or not {"dot_general", "einsum"} & {*map(str, ops)}:
         return None
-    given = str(row.get("module_path") or ".*")
+    given = row.get("module_path") or ".*"
+    if isinstance(given, ast.expr):
+        return None
     try:
-        return re.compile(given)
+        return re.compile(str(given))
     except (re.error, RecursionError, OverflowError) as error:
         raise InputError(f"{where}: {error}; expected a regular expression") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any, Protocol, cast
@@ -11,6 +12,7 @@ from typing import Any, Protocol, cast
 import policysearch.export
 from policysearch.export.plain_script import script_reading
 from policysearch.export.reading import About, Reading
+from policysearch.export.whole_run import WHOLE, whole_run_reading
 from policysearch.nn.model import Model
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.values import InputError, one_of
@@ -93,12 +95,15 @@ def files_of(
 def read_file(target: str, text: str, model: Model, where: str) -> Reading:
     """Return what a file of the trainer `target` gives the layers of `model`.
 
-    A training script that applies no exported file is read too where the target is SCRIPTED. Such
+    A training script that applies no exported file is read too where the target is SCRIPTED, or is
+    one of WHOLE. Such
     files are written by hand, too: InputError, beginning with `where`, for one of any other shape
     than the trainer's.
     """
     reader = target_named(target)
     try:
+        if target in WHOLE and not re.search(r"^LAYERS = ", text, re.MULTILINE):
+            return whole_run_reading(target, text, model, where)
         script = script_reading(text, model, where) if target in SCRIPTED else None
         return script or reader.read(text, model, where)
     except InputError as error:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from policysearch.export import transformer_engine
-from policysearch.export.levels import field_losses, head
+from policysearch.export.levels import field_losses, head, why_wide
 from policysearch.export.reading import (
     BASE,
     DEFAULT_RULE,
@@ -120,7 +121,11 @@ def runs(policy: Policy, model: Model) -> Policy:
 def losses(policy: Policy, model: Model) -> tuple[str, ...]:
     """Return what linears with such a file do not do as the policy says, one line each."""
     policy.check_layers(model.layer_names)
-    return tuple(field_losses(normal(policy), runs(policy, model), "te_debug"))
+    asked, running = normal(policy), runs(policy, model)
+
+    other = f"the run around the file is {PRESETS[_recipe(policy)].called}"
+    why = partial(why_wide, model=model, target="Transformer Engine", multiple=1, other=other)
+    return tuple(field_losses(asked, running, "te_debug", why))
 
 
 def offers(formats: LayerPolicy, layer_type: str) -> bool:
@@ -263,6 +268,9 @@ def _changed(usual: LayerPolicy, row: Mapping[str, Any], key: str, where: str) -
         one_of(f"{where}: {key}: gemms", role, ROLES)
     made = _with_wide(usual, tuple(role for role in ROLES if role in wide))
     products = {role: made.product(role) for role in ROLES}
+    if on.get("PerTensorScaling") and (usual.scaling or Scaling()).recipe != "delayed":
+        given = f"{where}: {key}: PerTensorScaling in a run of another recipe"
+        raise InputError(f"{given}; expected DelayedScaling, the one where it is allowed")
     for name in ("FakeQuant", "PerTensorScaling"):
         for role, tensor, said in _tensors(on.get(name, {}), f"{where}: {key}: {name}"):
             part = ("first", "second")[PLACES[role].index(tensor)]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pprint
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
-from policysearch.export.levels import BASE, constants, field_losses, head, plain
+from policysearch.export.levels import BASE, constants, field_losses, head, plain, why_wide
 from policysearch.export.reading import DEFAULT_RULE, About, Given, Reading, policy_of
 from policysearch.export.torch_runs import MULTIPLE
 from policysearch.formats import format_named
@@ -210,7 +211,9 @@ def runs(policy: Policy, model: Model) -> Policy:
 def losses(policy: Policy, model: Model) -> tuple[str, ...]:
     """Return what a converted module does not do as the policy says, one line each."""
     policy.check_layers(model.layer_names)
-    return tuple(field_losses(policy, runs(policy, model), "torchao"))
+    other = "torchao has both operands of a product in 8 bits, or neither"
+    why = partial(why_wide, model=model, target="torchao", multiple=MULTIPLE, other=other)
+    return tuple(field_losses(policy, runs(policy, model), "torchao", why))
 
 
 def offers(formats: LayerPolicy, layer_type: str) -> bool:

@@ -15,7 +15,7 @@ from string import Template
 from typing import Any, Literal
 
 from policysearch.export import torchao
-from policysearch.export.levels import BASE, field_losses, head
+from policysearch.export.levels import BASE, field_losses, head, why_wide
 from policysearch.export.reading import (
     DEFAULT_RULE,
     About,
@@ -199,7 +199,17 @@ def runs(policy: Policy, model: Model) -> Policy:
 def losses(policy: Policy, model: Model) -> tuple[str, ...]:
     """Return what such a run does not do as the policy says, one line each."""
     policy.check_layers(model.layer_names)
-    return tuple(field_losses(normal(policy), runs(policy, model), "torchtitan"))
+    asked, running = normal(policy), runs(policy, model)
+    made = _converter(policy, model)
+
+    def why(layer: str) -> str:
+        other = "one recipe of one converter is all that a run has"
+        for name in _linears(model):
+            if name != layer and name in layer:
+                other = f"{name!r}, the text that leaves another linear wide, is in its name"
+        return why_wide(layer, model, "torchtitan", BLOCK if made and made.only else 16, other)
+
+    return tuple(field_losses(asked, running, "torchtitan", why))
 
 
 def offers(formats: LayerPolicy, layer_type: str) -> bool:
@@ -240,6 +250,7 @@ def read(text: str, model: Model, where: str) -> Reading:
     dtype = _dtype(data, text, where)
     linears, given = _linears(model), []
     hit = {text: 0 for made in converters for text in made.texts}
+    traps += _refused(converters, linears)
     for layer in model.layer_names:
         taker = None
         if layer in linears:
@@ -336,10 +347,21 @@ def _made(
     older |= any(key.startswith(("enable_fsdp", "precompute")) for key in said)
     kind = said.get("recipe_name") or ("tensorwise" if older else "rowwise")
     one_of(f"{at}: recipe_name", kind, (*torchao.RECIPES, torchao.GW_HP))
+    if kind == "tensorwise" and not older and not said.get("emulate"):
+        traps.append("recipe_name: tensorwise is gone in torchtitan 0.3.0; rowwise is what is left")
     if said.get("emulate"):
         traps.append("emulate: true drops the recipe: one scale of a tensor, for tests alone")
         kind = "tensorwise"
     return _Converter(name, kind, texts)
+
+
+def _refused(converters: Sequence[_Converter], linears: Mapping[str, list[int]]) -> Iterator[str]:
+    """Yield a line for each linear that MXFP8 takes and cannot multiply: it asks for no sizes."""
+    for made in converters:
+        for layer, sides in linears.items():
+            if made.kind == MXFP8 and made.takes(layer, sides) and any(x % BLOCK for x in sides):
+                said = " x ".join(map(str, sides[:2]))
+                yield f"{layer}: {said}, no multiples of {BLOCK}: taken all the same, and fails"
 
 
 def _dtype(data: Mapping[str, Any], text: str, where: str) -> str:

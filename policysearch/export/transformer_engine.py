@@ -15,7 +15,7 @@ from dataclasses import replace
 from string import Template
 from typing import Any
 
-from policysearch.export.levels import constants, field_losses, head, plain
+from policysearch.export.levels import constants, field_losses, head, plain, why_wide
 from policysearch.export.reading import BASE, DEFAULT_RULE, About, Given, Reading, policy_of
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
@@ -218,7 +218,24 @@ def runs(policy: Policy, model: Model) -> Policy:
 def losses(policy: Policy, model: Model) -> tuple[str, ...]:
     """Return what linears with the factory do not do as the policy says, one line each."""
     policy.check_layers(model.layer_names)
-    return tuple(field_losses(normal(policy), runs(policy, model), "transformer_engine"))
+    asked, running = normal(policy), runs(policy, model)
+
+    def why(layer: str) -> str:
+        other = _unsaid(in_full(asked, layer))
+        return why_wide(layer, model, "Transformer Engine", 1, other)
+
+    return tuple(field_losses(asked, running, "transformer_engine", why))
+
+
+def _unsaid(products: Mapping[str, Product]) -> str:
+    """Return which operand has no quantizer there, "" where each has one."""
+    for role, row in products.items():
+        for operand in row.operands:
+            if is_narrow(operand.format) and not _is_said(operand):
+                recipe = operand.scaling.recipe if operand.scaling else "none"
+                given = f"{operand.format} of {role} with recipe {recipe!r}"
+                return f"no quantizer of a factory makes {given} and its settings"
+    return ""
 
 
 def offers(formats: LayerPolicy, layer_type: str) -> bool:

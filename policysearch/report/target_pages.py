@@ -65,8 +65,8 @@ TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "A path is matched whole, joined by slashes, and the first rule wins; one that matches "
             "nothing is silent there: the file raises.",
             "With `scan_layers` of MaxText all blocks are one path: nothing differs by block.",
-            "A gradient in bfloat16 may lie halfway between two numbers of E5M2: the products of "
-            "the backward pass may then read it rounded to either side.",
+            "qwix multiplies a gradient by the scale of what it meets before rounding it, and XLA "
+            "by reciprocals: halfway between two numbers of E5M2 it may fall to either.",
         ),
         "fsdp2": (
             "Without `output_dtype` on the root the loss is in the dtype of the last wrap.",
