@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,9 +15,11 @@ from torch import Tensor, nn
 
 from benchmarks.census.measure import verdict
 from benchmarks.census.net import Net, normal
+from policysearch.importers import followed
 
 pytestmark = pytest.mark.torch
 LEAST, FACTOR = 1e-6, 2.0
+instructions = dis.get_instructions
 
 
 def _normed(x: Tensor) -> Tensor:
@@ -89,9 +93,30 @@ class Overlapping(nn.Module):
         return torch.as_tensor(self.last(self.pool(self.first(x).relu()).mean((2, 3))))
 
 
+class Renamed(nn.Module):
+    """A variable that first holds the dtype of one value, then what a function says of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        wide = h.float()
+        dtype = wide.dtype
+        y = torch.tanh(wide).to(dtype)
+        dtype = self.read(h)
+        return torch.as_tensor(self.last(y.to(dtype) * h))
+
+    @staticmethod
+    def read(h: Tensor) -> torch.dtype:
+        return h.dtype
+
+
 CASES: tuple[tuple[type[nn.Module], Any], ...] = (
     (Stored, normal((4, 6))),
     (Named, normal((4, 6))),
+    (Renamed, normal((4, 6))),
     (Lying, normal((4, 6))),
     (Left, normal((4, 6))),
     (Overlapping, normal((2, 9, 9))),
@@ -103,3 +128,52 @@ def test_one_step_is_that_of_torch_under_autocast(make: Any, inputs: Any) -> Non
     found = verdict(Net(make, inputs))
     assert found.single is not None and found.single.within(3.0, LEAST), found
     assert found.half is not None and found.half.within(FACTOR, LEAST), found
+
+
+def _other_names(code: Any) -> Any:
+    return [row._replace(opname=f"{row.opname}_OF_NEXT_YEAR") for row in instructions(code)]
+
+
+def _other_places(code: Any) -> Any:
+    return [row._replace(offset=row.offset // 2) for row in instructions(code)]
+
+
+def _no_positions(code: Any) -> Any:
+    nowhere = dis.Positions(None, None, None, None)
+    return [row._replace(positions=nowhere) for row in instructions(code)]
+
+
+def _no_arguments(code: Any) -> Any:
+    return [row._replace(argval=None) for row in instructions(code)]
+
+
+def _refused(code: Any) -> Any:
+    raise ValueError("no such code")
+
+
+OTHERS = (_other_names, _other_places, _no_positions, _no_arguments, _refused)
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """Read all code anew, before and after."""
+    known = (followed.places_known, followed._rows, followed._only_reads)
+    for function in known:
+        function.cache_clear()
+    yield
+    for function in known:
+        function.cache_clear()
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_nothing_is_followed_on_a_python_of_other_code(
+    other: Any, forgotten: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dis, "get_instructions", other)
+    assert not followed.places_known()
+    found = verdict(Net(Stored, normal((4, 6))))
+    assert found.single is not None and found.single.within(3.0, LEAST), found
+
+
+def test_the_code_of_this_python_is_known(forgotten: None) -> None:
+    assert followed.places_known()

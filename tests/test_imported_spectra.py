@@ -64,6 +64,21 @@ def _written(x: Any, w: Any) -> Any:
     return torch.fft.irfft(out, n=SIDE)
 
 
+def _sought(x: Any, w: Any) -> Any:
+    """Places in rows that rise, one for each example: of equal values the first or the last."""
+    rows = torch.round(x * 2).flatten(1).sort(1).values
+    sought = torch.round(x[:, 0] * 2)
+    low, high = torch.searchsorted(rows, sought), torch.searchsorted(rows, sought, right=True)
+    return w[:, 0] * low + w[0] * high
+
+
+def _listed(x: Any, w: Any) -> Any:
+    """Constants of every example, split."""
+    places = torch.arange(6.0).repeat(len(x), 1).reshape(len(x) * 3, 2)
+    first, second = places.split([1, 1], dim=-1)
+    return (x[:, :3] * w[:3]) * (first - second / 3).reshape(len(x), 3, 1)
+
+
 FUNCTIONS: Mapping[str, Function] = MappingProxyType(
     {
         "rfft": lambda x, w: torch.fft.rfft(x * w).imag,
@@ -106,6 +121,23 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "householder": lambda x, w: (
             x @ torch.linalg.householder_product(w.tril(-1), 2 / (1 + (w.tril(-1) ** 2).sum(-2)))
         ),
+        "cholesky": lambda x, w: x @ torch.linalg.cholesky(w @ w.mT + torch.eye(SIDE)),
+        "upper cholesky": lambda x, w: (
+            x @ torch.linalg.cholesky(w @ w.mT + torch.eye(SIDE), upper=True)
+        ),
+        "solve_triangular": lambda x, w: torch.linalg.solve_triangular(_regular(w), x, upper=False),
+        "solve_triangular, upper": lambda x, w: torch.linalg.solve_triangular(
+            _regular(w).expand(len(x), -1, -1), w, upper=True
+        ),
+        "solve_triangular, right": lambda x, w: torch.linalg.solve_triangular(
+            w, x, upper=True, left=False, unitriangular=True
+        ),
+        "cholesky_solve": lambda x, w: torch.cholesky_solve(
+            x, torch.linalg.cholesky(w @ w.mT + torch.eye(SIDE))
+        ),
+        "cholesky_solve, upper": lambda x, w: torch.cholesky_solve(x, _regular(w).triu(), True),
+        "searchsorted": _sought,
+        "list that grows": _listed,
         "as_strided": lambda x, w: (x * w).as_strided((len(x), 3, 8), (16, 4, 1)),
         "as_strided, turned": lambda x, w: (x * w).mT.as_strided((len(x), 3, 4), (16, 4, 1), 2),
         "cummax": lambda x, w: torch.cummax(x * w, -1).values,
@@ -199,6 +231,27 @@ def test_a_module_keeps_no_attribute_of_an_import() -> None:
     assert_as_torch(net, [_inputs()[0][:, 0]])
     imported(again := Keeps(), [_inputs()[0][:, 0]])
     assert again.mean == 0.0 and not hasattr(again, "seen")
+
+
+class Hangs(nn.Module):
+    """Hangs a hook on its layer in its first call, to sum what passes, as transformers does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.hung = nn.Linear(4, 4), False
+
+    def forward(self, x: Any) -> Any:
+        if not self.hung:
+            self.hung = True
+            self.layer.register_forward_hook(lambda _, __, y: 2 * y)
+        return self.layer(x)
+
+
+def test_a_module_keeps_no_hook_of_an_import() -> None:
+    net = Hangs()
+    assert_as_torch(net, [_inputs()[0][:, 0]])
+    imported(again := Hangs(), [_inputs()[0][:, 0]])
+    assert not again.hung and not again.layer._forward_hooks
 
 
 REFUSED: Mapping[str, tuple[Function, str]] = MappingProxyType(

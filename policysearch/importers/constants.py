@@ -81,6 +81,8 @@ def growing_axes(two: Any, five: Any) -> list[int]:
 
 def is_even(two: Any, five: Any) -> bool:
     """Return whether arrays, at two batch sizes, are one repeated along at most one axis."""
+    if isinstance(two, list | tuple):
+        return all(map(is_even, two, five))
     if not isinstance(two, torch.Tensor):
         return True
     axes = growing_axes(two, five)

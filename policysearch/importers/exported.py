@@ -38,6 +38,7 @@ from policysearch.importers.rules import rule_of
 from policysearch.importers.stand_ins import (
     attributes_kept,
     counts_known,
+    hooks_of,
     own_gradients_refused,
     read_alone,
     results_known,
@@ -169,16 +170,20 @@ def _first_export(module: Any, inputs: tuple[Any, ...], training: bool) -> Any:
     torch.export takes such numbers as they are at the first call and puts them back afterwards.
     """
     before, changed = set(_numbers(module).items()), dict[tuple[str, str], Any]()
+    hung: dict[str, Any] = {}
 
     def compare(part: Any, *_: Any) -> None:
         changed.update({k: v for k, v in _numbers(part).items() if (k, v) not in before})
+        hung.update({path: hooks_of(inner) for path, inner in part.named_modules()})
 
     handle = module.register_forward_hook(compare)
     try:
         first = exported(module, inputs, training)
     finally:
         handle.remove()
-    if changed and _reading(exported(_with(changed, module), inputs, training)) != _reading(first):
+    if changed and _reading(exported(_with(changed, hung, module), inputs, training)) != _reading(
+        first
+    ):
         names = ", ".join(".".join(filter(None, key)) for key in changed)
         raise InputError(
             f"module {type(module).__name__}: forward changes {names} and computes with it; "
@@ -187,8 +192,11 @@ def _first_export(module: Any, inputs: tuple[Any, ...], training: bool) -> Any:
     return first
 
 
-def _with(changed: Mapping[tuple[str, str], Any], module: Any) -> Any:
+def _with(changed: Mapping[tuple[str, str], Any], hung: Mapping[str, Any], module: Any) -> Any:
     later = copy.deepcopy(module)
+    for path, hooks in hung.items():
+        for name, there in hooks.items():
+            getattr(later.get_submodule(path), name).update(there)
     for (path, name), value in changed.items():
         setattr(later.get_submodule(path), name, value)
     return later
@@ -442,12 +450,19 @@ def memory_order(node: Any) -> tuple[int, ...]:
     return tuple(order)
 
 
-def narrows(node: Any) -> bool:
-    """Return whether a call casts float32 to 16 bits, as in a copy of the module in that format."""
+def way_of_cast(node: Any) -> str:
+    """Return what a cast does in a copy of the module in 16 bits: "back" to them, or nothing.
+
+    One to float32 of what is that already says "kept"; "" of all others.
+    """
     if op_of(node) not in CASTS:
-        return False
+        return ""
     source, target = (x.meta["val"].dtype for x in (node.args[0], node))
-    return source == torch.float32 and target in (torch.float16, torch.bfloat16)
+    if source != torch.float32:
+        return ""
+    if target in (torch.float16, torch.bfloat16):
+        return "back"
+    return "kept" if target == source else ""
 
 
 def array_names(module: Any, program: Any) -> tuple[tuple[str, str], ...]:

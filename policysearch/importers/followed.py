@@ -2,7 +2,8 @@
 
 While a forward pass runs, who reads the dtype of a value is noted by the place of the code that
 does it, and what a cast is called with is looked up there: the read that its arguments hold, or the
-variable that one was stored in. A copy of the module in bfloat16 has `x.type_as(y)` in its place.
+variable that only reads are stored in. A copy of the module in bfloat16 has `x.type_as(y)` in its
+place. Where Python's code does not say such places as is known here, nothing is followed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import os
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import lru_cache
+from itertools import pairwise
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -44,7 +47,7 @@ class _Reads:
         rows, at = _rows(frame.f_code), _index(frame)
         self.values[frame, rows[at].offset] = value
         if rows[at + 1].opname.startswith("STORE_"):
-            for name in _names(rows[at + 1])[:1]:
+            for name in set(_names(rows[at + 1])[:1]) & _only_reads(frame.f_code):
                 self.values[frame, name] = value
 
     def behind(self, frame: FrameType, dtype: Any) -> Any:
@@ -71,14 +74,16 @@ class _Dtype:
         return dtype
 
 
-@contextlib.contextmanager
-def followed_known() -> Iterator[None]:
+def followed_known() -> AbstractContextManager[None]:
     """While it is entered, a cast to the dtype of a value is called as one to that of this value.
 
     It stays a cast in a module of float32, where every value has that dtype.
     """
-    reads = _Reads()
+    return _followed(_Reads()) if places_known() else contextlib.nullcontext()
 
+
+@contextlib.contextmanager
+def _followed(reads: _Reads) -> Iterator[None]:
     def cast(name: str) -> Any:
         def call(x: Any, *arguments: Any, **options: Any) -> Any:
             named = (*arguments, options.get("dtype"))
@@ -99,6 +104,42 @@ def followed_known() -> Iterator[None]:
         yield
 
 
+class _Tried(_Reads):
+    """Reads that keep what was found behind every cast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+
+    def behind(self, frame: FrameType, dtype: Any) -> Any:
+        self.found.append(super().behind(frame, dtype))
+        return self.found[-1]
+
+
+@lru_cache(maxsize=1)
+def places_known() -> bool:
+    """Return whether this Python says where reads and casts are; tried, in each of their forms."""
+    x, y, tried = torch.zeros(1), torch.zeros(1, dtype=torch.float64), _Tried()
+    try:
+        with _followed(tried):
+            _casts_in_all_forms(x, y, torch.float64)
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return False
+    return [value is y for value in tried.found] == [True] * 4 + [False] * 2
+
+
+def _casts_in_all_forms(x: Any, y: Any, other: Any) -> None:
+    """Cast four times to the dtype of y, then twice to one that is only the same."""
+    kept = y.dtype
+    changed = y.dtype
+    x.to(y.dtype)
+    x.to(kept).to(device="cpu", dtype=y.dtype)
+    (lambda: x.to(y.dtype))()
+    changed = other
+    x.to(changed)
+    x.to(other)
+
+
 def call_name(node: Any) -> str:
     """Return the name of a call, the same of a cast and of what says whom it follows."""
     says, is_cast = FOLLOWED
@@ -108,6 +149,18 @@ def call_name(node: Any) -> str:
 @lru_cache(maxsize=4096)
 def _rows(code: Any) -> list[dis.Instruction]:
     return list(dis.get_instructions(code))
+
+
+@lru_cache(maxsize=4096)
+def _only_reads(code: Any) -> frozenset[str]:
+    """Return the variables that nothing but a value's dtype is stored in."""
+    pairs = [(before, name) for before, row in pairwise(_rows(code)) for name in _stored(row)]
+    others = {name for row, name in pairs if (row.opname, row.argval) != ("LOAD_ATTR", "dtype")}
+    return frozenset(name for _, name in pairs) - others
+
+
+def _stored(row: Any) -> tuple[str, ...]:
+    return _names(row) if "STORE_" in row.opname else ()
 
 
 def _index(frame: FrameType) -> int:

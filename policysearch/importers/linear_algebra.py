@@ -12,6 +12,7 @@ from policysearch.importers.routing import eye
 from policysearch.importers.shapes import exchanged, expand, part, unsqueeze
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import exponentials, linear_algebra
+from policysearch.ops.cholesky import cholesky
 from policysearch.ops.composite import FLOAT32_ALONE
 from policysearch.ops.shape import triangle
 
@@ -70,6 +71,51 @@ def householder(t: Tracer, vectors: Tensor, tau: Tensor) -> Tensor:
     return result
 
 
+def root(t: Tracer, a: Tensor, upper: bool = False, **_: Any) -> Tensor:
+    """The triangle that times itself turned is A, the lower one by default (Cholesky)."""
+    lower = t.emit(cholesky, a)
+    return exchanged(t, lower, -1, -2) if upper else lower
+
+
+def solve_triangular(
+    t: Tracer,
+    a: Tensor,
+    b: Tensor,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> Tensor:
+    """X of A X = B, or of X A = B, of one triangle of A."""
+    if not left:
+        a, b = (exchanged(t, x, -1, -2) for x in (a, b))
+        solved = solve_triangular(t, a, b, not upper, unitriangular=unitriangular)
+        return exchanged(t, solved, -1, -2)
+    first = (1 if upper else -1) if unitriangular else 0
+    a = t.emit(triangle, a, diagonal=first, upper=upper)
+    if unitriangular:
+        a = add(t, a, expand(t, eye(t, a.shape[-1]), a.shape))
+    if len(b.shape) < len(a.shape):  # not a stack of vectors, as it is to `solve`
+        b = expand(t, b, (*a.shape[:-2], *b.shape[-2:]))
+    return solve(t, a, b)
+
+
+def solve_by_root(t: Tracer, b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
+    """X of A X = B, A of the triangle that is its root."""
+    if t.is_trained(factor) and not _is_triangle(t, factor):
+        remedy = "give torch.linalg.cholesky(A), or torch.tril of it: beside it torch has gradients"
+        raise refuse("a factor that is no triangle by itself", remedy)
+    turned = exchanged(t, factor, -1, -2)
+    first, second = (turned, factor) if upper else (factor, turned)
+    return solve_triangular(t, second, solve_triangular(t, first, b, False), True)
+
+
+def _is_triangle(t: Tracer, x: Tensor) -> bool:
+    node = t.b.nodes[x.id]
+    while node.op.kind == "move" and node.op is not triangle:
+        node = t.b.nodes[node.inputs[0]]
+    return node.op in (triangle, cholesky)
+
+
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "_linalg_solve_ex": _solved_with_others,
@@ -77,6 +123,10 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "_linalg_slogdet": log_determinant,
         "_linalg_det": determinant,
         "linalg_matrix_exp": lambda t, a: t.emit(linear_algebra.matrix_exp, a),
+        "linalg_cholesky_ex": lambda t, a, **options: (root(t, a, **options), a),
+        "cholesky": root,
+        "linalg_solve_triangular": solve_triangular,
+        "cholesky_solve": solve_by_root,
         "linalg_householder_product": householder,
     }
 )

@@ -72,9 +72,15 @@ def one_hot(t: Tracer, numbers: Tensor, num_classes: int) -> Tensor:
 def bucketize(
     t: Tracer, x: Tensor, boundaries: Tensor, right: bool = False, side: str | None = None, **_: Any
 ) -> Tensor:
-    if not isinstance(x, Tensor) or len(boundaries.shape) != 1:
-        raise refuse("boundaries of more axes", "use one row for all")
-    return t.whole(routing.searchsorted, boundaries, x, right=right or side == "right")
+    right = right or side == "right"
+    if not isinstance(x, Tensor):
+        raise refuse(f"the place of {x}", "give a tensor of values")
+    if len(boundaries.shape) == 1:
+        return t.whole(routing.searchsorted, boundaries, x, right=right)
+    # rows of their own: how many of each are below, or not above
+    rows, values = unsqueeze(t, boundaries, -2), unsqueeze(t, x, -1)
+    below = t.whole(compare, rows, values, relation="less_equal" if right else "less")
+    return t.whole(sum_over, below, axes=(len(below.shape) - 1,))
 
 
 def arange(t: Tracer, *bounds: Any, **_: Any) -> Tensor:

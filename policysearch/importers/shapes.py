@@ -177,18 +177,22 @@ def broadcast_tensors(t: Tracer, tensors: Sequence[Tensor]) -> tuple[Tensor, ...
     return tuple(expand(t, x, shape) for x in tensors)
 
 
-def cast(t: Tracer, x: Tensor, dtype: Any, *_: Any, back: bool = False, **__: Any) -> Tensor:
+def cast(
+    t: Tracer, x: Tensor, dtype: Any, *_: Any, back: bool = False, kept: bool = False, **__: Any
+) -> Tensor:
     """A cast to float32 is the user's own; one to the format of a value follows the policy.
 
-    `back`: it narrows what such a cast to float32 has widened, to the format that this one left.
+    `back`: it narrows what such a cast to float32 has widened, to the format that this one left,
+    unless it was `kept`, float32 before.
     """
     if dtype == TRUTHS:
         return _truths(t, x)
     if dtype == WHOLES and not t.is_whole(x):
         return t.whole(whole_number, x, to="trunc")
     if dtype == "float32":
-        t.pinned += 1
-        return t.pointwise(pinned_cast, x, **{"format": "float32", NUMBER: t.pinned})
+        t.pinned += not kept
+        number = {} if kept else {NUMBER: t.pinned}
+        return t.pointwise(pinned_cast, x, **{"format": "float32", **number})
     if isinstance(dtype, Tensor):
         return x if dtype.id == x.id else t.emit(like, dtype, x)
     if t.is_stored(x):

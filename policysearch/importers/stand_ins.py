@@ -214,16 +214,27 @@ def counts_known() -> Iterator[None]:
         yield
 
 
+def hooks_of(part: Any) -> dict[str, dict[Any, Any]]:
+    """Return copies of what holds the hooks of a module, by attribute."""
+    held = vars(part).items()
+    return {name: dict(x) for name, x in held if "_hooks" in name and isinstance(x, dict)}
+
+
 @contextlib.contextmanager
 def attributes_kept(module: Any) -> Iterator[None]:
-    """Give the parts of a module back, at the end, the attributes that forward sets."""
+    """Give the parts of a module back, at the end, attributes that forward sets and their hooks."""
     before = [(part, dict(vars(part))) for part in module.modules()]
+    hooks = [(part, hooks_of(part)) for part, _ in before]
     try:
         yield
     finally:
         for part, attributes in before:
             vars(part).clear()
             vars(part).update(attributes)
+        for part, first in hooks:
+            for name, hung in first.items():
+                getattr(part, name).clear()
+                getattr(part, name).update(hung)
 
 
 @contextlib.contextmanager

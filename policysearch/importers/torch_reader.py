@@ -39,7 +39,6 @@ from policysearch.importers.exported import (
     like_of_draw,
     line_of,
     memory_order,
-    narrows,
     number_of,
     path_of,
     read_by,
@@ -47,6 +46,7 @@ from policysearch.importers.exported import (
     shape_at_first,
     shape_of,
     single_axes,
+    way_of_cast,
 )
 from policysearch.importers.program import (
     COMPLEX,
@@ -366,8 +366,8 @@ class Reader:
             options = (*options, ("order", order))
         if apart := adds_apart(two):
             options = (*options, ("apart", apart))
-        if self._casts_known and narrows(nodes[1]):
-            options = (*options, ("back", True))
+        if self._casts_known and (way := way_of_cast(nodes[1])):
+            options = (*options, (way, True))
         return arguments, options
 
     def _check_call(self, node: Any) -> None:
