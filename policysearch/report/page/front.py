@@ -203,7 +203,7 @@ def _upright(sight: Sight, rows: list[Row], kind: Kind, bottom: float, top: floa
         values += [row.modeled_speedup_low for row in front]
         values += [speed for _, speed in sight.references]
     low, high = min(values), max(values)
-    margin = 0.07 * (high - low or 1.0)
+    margin = 0.12 * (high - low or 1.0)
     ends = (bottom, top) if kind.more else (top, bottom)
     return Axis(max(0.0, low - margin), high + margin, *ends)
 
@@ -225,8 +225,8 @@ def _matters(matters: float, x: Axis, top: float, bottom: float, labels: Labels)
     written = label(
         x(matters) + (-5 if fits else 5), top + 12, said, "small halo", "end" if fits else "start"
     )
-    left = x(matters) - (long if fits else 0.0)
-    labels.boxes.append((left, top, left + long, top + 16))
+    left = x(matters) - (long + 5.0 if fits else 0.0)
+    labels.boxes.append((left, top, left + long + 5.0, top + 16))
     return joined((line(x(matters), top, x(matters), bottom, "matter"), written))
 
 
@@ -235,8 +235,7 @@ def _references(sight: Sight, y: Axis, left: float, right: float, labels: Labels
     for name, speed in sight.references:
         said = shortened(f"{name} {times(speed)}", 60 if labels.width > 600 else 30)
         parts.append(line(left, y(speed), right, y(speed), "ref"))
-        free = labels.place(right + 4, y(speed) + 2, said, "small halo", must=True)
-        parts.append(free or Html())
+        parts.append(labels.place(right + 4, y(speed) + 2, said, "small halo") or Html())
     return joined(parts)
 
 
@@ -408,7 +407,10 @@ def _legend(sight: Sight, rows: list[Row]) -> Html:
         ),
         (spanned, key("upright interval: of the speed model", line(9, 0, 9, 14, "range"))),
         (level, key("level interval: 95% over seeds", line(1, 7, 17, 7, "range"))),
-        (sight.references, key("speed of what else there is", line(0, 7, 18, 7, "ref"))),
+        *(
+            (True, key(f"{name} {times(speed)}", line(0, 7, 18, 7, "ref")))
+            for name, speed in sight.references
+        ),
         (matters, key("from here on a gap matters", line(9, 0, 9, 14, "matter"))),
         (
             sight.results.resolution_gap,

@@ -58,8 +58,8 @@ def _times(sight: Sight) -> str:
     if not made.started:
         return "not recorded"
     took = (
-        f"; {made.runs} trainings, together {seconds(made.trained_seconds)} by the clocks of the "
-        "processes that ran side by side, no CPU time"
+        f"; {made.runs} trainings took {seconds(made.trained_seconds)} of wall clock in all, each "
+        "counted in its own process, several of which run at a time"
         if made.trained_seconds
         else ""
     )

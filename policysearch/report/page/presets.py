@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from policysearch.cost.price import speedup_over
 from policysearch.policy.presets import PRESETS, preset
-from policysearch.report.page.element import Child, Html, Section, code, joined, scrolled, tag
+from policysearch.report.page.element import Child, Html, Section, code, joined, tag
 from policysearch.report.page.sight import Sight
 from policysearch.report.page.svg import named
 from policysearch.report.page.words import power, times, typeset
@@ -28,16 +28,12 @@ def body(sight: Sight) -> Html | None:
     if not sight.detailed:
         return None
     tried, failed = _tried(sight), {name: t.reason for t in results.failed for name in t.presets}
-    lines = [_line(sight, name, trial) for name, trial in tried.items()]
+    lines = [(name, _line(sight, trial)) for name, trial in tried.items()]
     lines += [
-        tag("tr", tag("th", named(name, name), scope="row"), *[tag("td", "–")] * 3, tag("td", why))
-        for name, why in failed.items()
-        if name not in tried
+        (name, tag("dd", f"failed: {why}")) for name, why in failed.items() if name not in tried
     ]
-    titles = ("Preset", "Trial", "Speed", "Loss gap, nats", "Where it stands beside the pick")
-    head = tag("tr", *(tag("th", name, scope="col") for name in titles))
-    table = tag("table", tag("thead", head), tag("tbody", *lines), cls="list")
-    parts: list[Child] = [scrolled(table, "Presets that were tried")] if lines else []
+    pairs = [(tag("dt", named(name, name)), said) for name, said in lines]
+    parts: list[Child] = [tag("dl", *pairs, cls="facts")] if pairs else []
     missing = [name for name in KNOWN if name not in tried | failed]
     if missing:
         said = f"Not tried here, so nothing is known of them on this net: {', '.join(missing)}."
@@ -61,34 +57,30 @@ def _tried(sight: Sight) -> dict[str, Trial]:
     return tried
 
 
-def _line(sight: Sight, name: str, trial: Trial) -> Html:
-    number = tag("a", str(trial.number), href=sight.href(trial.number))
-    row = sight.row[trial.number]
-    return tag(
-        "tr",
-        tag("th", named(name, name), scope="row"),
-        tag("td", number, f" {sight.mark(trial.number)}"),
-        tag("td", times(trial.cost.speedup), cls="number"),
-        tag("td", sight.gap_said(row), cls="number"),
-        tag("td", typeset(_why(sight, trial))),
-        data_t=trial.number,
-    )
+def _line(sight: Sight, trial: Trial) -> Html:
+    """Return where a preset stands: its trial, its speed and gap, and that beside the pick."""
+    number, mark = trial.number, sight.mark(trial.number)
+    link = tag("a", f"trial {number}{mark and ' '}{mark}", href=sight.href(number))
+    lost = "" if trial.diverged else f", loss gap {sight.gap_said(sight.row[number])} nats"
+    why = typeset(_why(sight, trial))
+    said = f": {times(trial.cost.speedup)} the speed of float32{lost}. {why[0].upper()}{why[1:]}."
+    return tag("dd", link, said, data_t=number)
 
 
 def _why(sight: Sight, trial: Trial) -> str:
     """Return what speaks for and against a policy beside the pick."""
-    results, pick, row = sight.results, sight.pick, sight.row[trial.number]
+    results, pick = sight.results, sight.pick
     if trial.diverged:
         return f"does not train: {trial.divergence}"
     if pick is None:
         return "not ranked: see the answer"
     if trial is pick:
-        return "is the pick"
+        return "this is the pick"
     over = speedup_over(trial.cost, pick.cost, "").value
     way = "slower, " if over < 1.0 else "faster, "
     said = [f"{way}{over:.2f}x the pick's speed" if _differs(over) else "as fast as the pick"]
     if results.doubt(trial):
-        return f"{said[0]}, but {sight.state(row)}"
+        return f"{said[0]}, but {sight.state(sight.row[trial.number])}"
     mine, theirs = results.ranked_gap(trial), results.ranked_gap(pick)
     if mine > theirs:
         said.append(f"its gap matters (from {power(results.matters_gap)} nats on)")

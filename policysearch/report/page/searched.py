@@ -33,7 +33,7 @@ def body(sight: Sight) -> Html | None:
     made = results.provenance
     if made.trained_seconds:
         took = seconds(made.trained_seconds)
-        said = f"{made.runs} trainings took {took} of clock time, each counted in its own process."
+        said = f"{made.runs} trainings took {took} of wall clock in all, each in its process."
         lines.append(tag("li", said))
     ways = tag("ul", *lines)
     return tag("div", _course(results), tag("div", ways), cls="two")
