@@ -109,6 +109,11 @@ def body(sight: Sight) -> Html | None:
         front = "Blue marks are the front, which no other policy beats by what can be told."
     if sight.pick:
         front += " The star is the one above."
+    if any(map(_crossed, rows)):
+        front += (
+            " A cross fails in a longer training, or shows a sign of it, though its gap here is "
+            "small: below, How sure is that? has the two measures."
+        )
     intro = (
         f"Each mark is one policy. {level} Up: its step takes less. {front} A "
         "mark leads to the policy up close."
@@ -407,10 +412,7 @@ def _legend(sight: Sight, rows: list[Row]) -> Html:
         ),
         (spanned, key("upright interval: of the speed model", line(9, 0, 9, 14, "range"))),
         (level, key("level interval: 95% over seeds", line(1, 7, 17, 7, "range"))),
-        *(
-            (True, key(f"{name} {times(speed)}", line(0, 7, 18, 7, "ref")))
-            for name, speed in sight.references
-        ),
+        *((True, part) for part in _reference_keys(sight)),
         (matters, key("from here on a gap matters", line(9, 0, 9, 14, "matter"))),
         (
             sight.results.resolution_gap,
@@ -418,6 +420,11 @@ def _legend(sight: Sight, rows: list[Row]) -> Html:
         ),
     ]
     return tag("ul", *(item for drawn, item in items if drawn), cls="legend")
+
+
+def _reference_keys(sight: Sight) -> list[Html]:
+    mark = line(0, 7, 18, 7, "ref")
+    return [key(f"{name} {times(speed)}", mark) for name, speed in sight.references]
 
 
 def _preset_keys(sight: Sight, rows: list[Row]) -> list[Html]:

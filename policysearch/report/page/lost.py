@@ -31,7 +31,7 @@ WAYS = (
 
 MOST_LINES = 14
 MOST_STEPS = 8
-MOST_BESIDE = 3
+MOST_BESIDE = 2
 """A table of more columns than these has the whole width."""
 
 Sums = dict[str, dict[tuple[str, str], tuple[int, int]]]

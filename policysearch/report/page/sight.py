@@ -155,10 +155,11 @@ class Sight:
         if doubt := self.results.doubt(trial):
             return doubt
         held = f", holds at {row.confirmed_steps} steps" if row.confirmed_steps else ""
+        pick = "the pick, " if self.mark(row.trial) == "★" else ""
         if row.on_front:
-            return f"on the front{held}"
+            return f"{pick}on the front{held}"
         if row.trial in self.sound:
-            return f"sound, in the place of members of the front that fail{held}"
+            return f"{pick}sound where members of the front fail{held}"
         return f"{self.beaten(trial)}{held}" if self.results.front else "not ranked"
 
     def beaten(self, trial: Trial) -> str:
