@@ -57,7 +57,7 @@ def _measures(results: Results) -> str:
     """Say by what a gap counts in the search, and by what a policy fails in a longer training."""
     steps, share = results.spec.task.steps, f"{100.0 * results.spec.objectives.matters:.3g}%"
     said = (
-        f"There are two measures. At the {steps} steps of the search gaps up to "
+        f"At the {steps} steps of the search gaps up to "
         f"{power(results.matters_gap)} nats are treated as equal: that is {share} of what float32 "
         "learns, or what noise leaves."
     )
@@ -66,8 +66,8 @@ def _measures(results: Results) -> str:
         return said
     found = max(longer, key=lambda each: each.steps)
     return (
-        f"{said} At {found.steps} steps a policy fails where its loss is more than "
-        f"{100.0 * SHARE_OF_LOSS:g}% above float32's own, or its gap has grown more than "
+        f"There are two measures. {said} At {found.steps} steps a policy fails where its loss is "
+        f"more than {100.0 * SHARE_OF_LOSS:g}% above float32's own, or its gap has grown more than "
         f"{GROWTH:g}-fold and is more than {100.0 * SMALL_SHARE:g}% of that. float32 has only "
         f"{power(found.float32_loss)} nats of loss left there, so a gap that does not matter in "
         "the search can be a failure then."
