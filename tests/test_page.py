@@ -26,7 +26,7 @@ from policysearch.report.page.frame import page
 from policysearch.report.page.front import KINDS, picture
 from policysearch.report.page.sight import MOST_DETAILED, Sight
 from policysearch.report.page.svg import shortened
-from policysearch.report.page.words import power, short
+from policysearch.report.page.words import power, short, typeset
 from policysearch.study.journal import trials
 from policysearch.study.journal.records import compact
 from policysearch.study.journal.trials import FailedTrial
@@ -118,7 +118,7 @@ def test_without_scripts_verdict_front_and_every_detailed_policy_are_there(
 ) -> None:
     tree = tree_of(html)
     said = " ".join(tree.texts)
-    assert str(results.verdict)[1:] in said
+    assert typeset(str(results.verdict))[1:] in said
     assert len(results.front) > 1
     for trial in results.trials:
         assert f"t{trial.number}" in tree.ids
@@ -473,3 +473,18 @@ def test_an_element_refuses_what_a_strict_policy_forbids() -> None:
 )
 def test_small_numbers_are_written_as_people_do(value: float, said: str) -> None:
     assert power(value) == said
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ("1.15x your baseline, at 10x the steps", "1.15× your baseline, at 10× the steps"),
+        ("95 % swamped at step 140", "95% swamped at step 140"),
+        ("gap +6.20e-05 nats, -1.0e-5.", "gap +6.2×10⁻⁵ nats, −1.0×10⁻⁵."),
+        ("-0.001 +- 0.019 (-2 %)", "−0.001 ± 0.019 (−2%)"),
+        ("0.5e-2 of 3e-03", "0.0050 of 0.0030"),
+        *((same, same) for same in ("16x16", "conv2x", "net-1e-5.toml", "2026-11-28", "a.2x b-3")),
+    ],
+)
+def test_sentences_have_the_numbers_of_the_page(told: str, said: str) -> None:
+    assert typeset(told) == said

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from html import unescape
 
 import pytest
 
+from policysearch.cost.price import MODEL_RESOLUTION
 from policysearch.policy.policy import Policy
+from policysearch.policy.presets import preset
 from policysearch.report.against import picked
 from policysearch.report.page.frame import page
+from policysearch.report.page.sight import Sight
 from policysearch.study.journal.records import compact
 from policysearch.study.results.results import Results
-from tests.made_up import diverged, results_of
-from tests.test_page import FAULT, plain_of
+from tests.made_up import diverged, results_of, trial_of
+from tests.test_page import FAULT, LAYERS, plain_of
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +62,62 @@ def with_updates(policy: Policy) -> Policy:
     stored = tuple((name, replace(row, param="bfloat16")) for name, row in policy.layers)
     rounding = replace(policy.rounding, update=replace(policy.rounding.update, mode="stochastic"))
     return replace(policy, master_weights=False, layers=stored, rounding=rounding)
+
+
+def test_layers_are_named_once_by_what_they_run_in_and_why_not_as_asked() -> None:
+    found = results_of(layers=LAYERS)
+    tried = preset("te.current", LAYERS)
+    said = plain_of(page(_alone(found, tried)), "answer")
+    assert "float8_e4m3fn in all products" in said
+    assert (
+        "float8_e4m3fn, gradients float8_e5m2 every product, that is those of fc1 and fc2" in said
+    )
+    assert "bfloat16 where nothing is multiplied: tanh1" in said
+    why = "float8_e4m3fn is for what products read, and nothing is multiplied there"
+    ran = "run in another format: flatten in float32; tanh1 in bfloat16"
+    assert f"Asked in float8_e4m3fn by the policy, and {ran}. {why}." in said
+    assert "Asked in" not in plain_of(page(found), "answer")
+    low = preset("apex.O3", LAYERS)
+    said = plain_of(page(_alone(found, low)), "answer")
+    assert "float16 in all products" in said
+    assert "Weights of fc1 and fc2 are kept in float16, with no float32 copy" in said
+
+
+def _alone(found: Results, policy: Policy) -> Results:
+    """Return results of float32 and one policy that is picked before it."""
+    mine = trial_of(9, policy)
+    scores = tuple(replace(s, cost=replace(s.cost, step_seconds=1e-9)) for s in mine.scores)
+    return replace(found, trials=(found.trials[0], replace(mine, scores=scores)), confirmed=())
+
+
+def test_every_known_preset_is_told_of_tried_or_not(results: Results) -> None:
+    failing = next(t for t in results.trials if results.fault(t))
+    named = replace(failing, presets=("apex.O3",))
+    trials = [named if t is failing else t for t in results.trials]
+    said = plain_of(page(replace(results, trials=tuple(trials))), "presets")
+    tried, _, missing = said.partition("Not tried here")
+    assert re.search(rf"apex\.O3 trial {failing.number} ✕ : [\d.]+× the speed of float32", tried)
+    assert f"but fails later: {results.fault(failing)}" in unescape(tried)
+    for name in ("apex.O1", "apex.O2", "torch.autocast.float16", "te.current", "te.mxfp8"):
+        assert name in missing and name not in tried
+    assert "apex.O3" not in missing
+    layers = tuple(name for name, _ in results.trials[0].policy.layers)
+    policy = preset("te.current", layers)
+    byhand = replace(trial_of(30, policy), digest=policy.digest)
+    said = plain_of(page(replace(results, trials=(*results.trials, byhand))), "presets")
+    assert "te.current trial 30 : " in said.partition("Not tried here")[0]
+
+
+def test_what_is_beaten_says_by_whom(results: Results) -> None:
+    sight = Sight(results, "")
+    for row in sight.rows:
+        state = sight.state(row)
+        if state.startswith("beaten"):
+            by = results.trial(int(state.split("beaten by trial ")[1].split()[0].strip(",")))
+            mine = results.trial(row.trial)
+            faster, larger = MODEL_RESOLUTION["speedup"], MODEL_RESOLUTION["memory_ratio"]
+            assert by is not mine and by.cost.speedup * (1.0 + faster) > mine.cost.speedup
+            assert by.cost.memory_ratio < mine.cost.memory_ratio * (1.0 + larger)
+            assert results.ranked_gap(by) <= results.ranked_gap(mine)
+            assert ("which fails later" in state) == bool(results.fault(by))
+    assert any(sight.state(row).startswith("beaten by") for row in sight.rows)

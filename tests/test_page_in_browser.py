@@ -107,7 +107,7 @@ def test_on_a_phone_one_sees_that_there_are_more_columns(browser: Any, file: str
     assert window.evaluate(
         f"(e => e.scrollWidth > e.clientWidth)(document.querySelector('{table}'))"
     )
-    assert window.locator("#layers .cue").is_visible()
+    assert window.locator("#layers .cue").first.is_visible()
     shade = f"getComputedStyle(document.querySelector('{table}'), '::after')"
     assert window.evaluate(f"{shade}.position") == "sticky"
     assert window.evaluate(f"{shade}.backgroundImage").startswith("linear-gradient(")

@@ -26,11 +26,14 @@ class RunsIn:
 
     `forward`: those of the operands of its forward products and, `product` false, of a layer that
     has none, those of its results. `backward`: the same of the gradients it multiplies, or gives.
+    `ops`: what is computed there forward, as op lists name it. `weights`: it has parameters.
     """
 
     forward: tuple[str, ...]
     backward: tuple[str, ...]
     product: bool
+    ops: tuple[str, ...] = ()
+    weights: bool = False
 
 
 Runs = Mapping[str, RunsIn]
@@ -70,10 +73,12 @@ def runs_in(graph: Graph) -> dict[str, RunsIn]:
             own = products.setdefault(row.layers, [])
             own.append((row.product == "fprop", row.format))
     found, readers = {}, graph.readers()
+    kept = {node.layer for node in graph.nodes if node.op.name == "parameter"}
     for name, nodes in _computed(graph).items():
         pairs = products.get(name or "-") or _results(name, nodes, readers)
         forward, backward = (_once(f for first, f in pairs if first is w) for w in (True, False))
-        found[name] = RunsIn(forward, backward, (name or "-") in products)
+        ops = _once(node.source for node in nodes if node.role == "fprop")
+        found[name] = RunsIn(forward, backward, (name or "-") in products, ops, name in kept)
     return found
 
 

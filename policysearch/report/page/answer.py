@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from urllib.parse import quote
 
 from policysearch.cost.price import speedup_over
 from policysearch.export.torch_runs import draws_updates
 from policysearch.policy.presets import TF32
 from policysearch.report.against import FLOAT32
-from policysearch.report.page.element import Child, Html, Section, joined, tag
+from policysearch.report.page.element import Child, Html, Section, code, joined, tag
+from policysearch.report.page.running import running
 from policysearch.report.page.sight import Sight
-from policysearch.report.page.svg import label, line, rect, shortened, svg
-from policysearch.report.page.words import formats_said, gap, mib, times
+from policysearch.report.page.svg import label, line, named, rect, shortened, svg, titled
+from policysearch.report.page.words import gap, mib, times, typeset
 from policysearch.study.journal.trials import Trial
 
 SECTION = Section(10, "answer", "", "Answer")
@@ -34,7 +34,7 @@ HEADS = {
 def body(sight: Sight) -> Html:
     """Return the verdict with its numbers; without a policy the sentence alone."""
     verdict, pick = sight.results.verdict, sight.pick
-    said = formats_said(pick.policy) if pick else ""
+    said = sight.formats_said(pick) if pick else ""
     number = pick.number if pick else ""
     kind = "switch" if verdict.kind == "take" and verdict.switch else verdict.kind
     head = HEADS.get(kind, "{2}").format(number, said, verdict.policy)
@@ -53,6 +53,8 @@ def body(sight: Sight) -> Html:
         (
             tag("div", tag("div", left), _rivals(sight, pick), cls="two"),
             _tiles(sight, pick),
+            tag("h3", f"Which layers of trial {pick.number} run in what?"),
+            running(sight, pick),
             _others(sight, pick),
             _apply(sight, pick),
         )
@@ -68,9 +70,9 @@ def _now(sight: Sight) -> Html:
     )
     said = {"cannot rank": change, "not learned": change, "undecided": "Let the search go on."}
     more = said.get(kind)
-    parts: list[Child] = [tag("h3", "What to do now"), tag("p", _kept(sight))]
+    parts: list[Child] = [tag("h3", "What to do now"), tag("p", typeset(_kept(sight)))]
     if more:
-        parts += [tag("p", more), code("To train", "train", command(sight, "run {0}"))]
+        parts += [tag("p", more), code("To train", "train", sight.command("run {0}"))]
     return joined(parts)
 
 
@@ -95,6 +97,7 @@ def _kept(sight: Sight) -> str:
 
 
 def _sentence(said: str) -> str:
+    said = typeset(said)
     return f"{said[0].upper()}{said[1:]}{'' if said.endswith('.') else '.'}"
 
 
@@ -105,7 +108,7 @@ def _warnings(sight: Sight) -> Html | None:
     return tag("div", tag("p", "What speaks against it:"), tag("ul", *lines), cls="warn")
 
 
-def _tile(big: str, what: str, note: str) -> Html:
+def _tile(big: str, what: Child, note: str) -> Html:
     return tag(
         "div",
         tag("dt", what, tag("span", f" {note}", cls="note")),
@@ -128,7 +131,8 @@ def _tiles(sight: Sight, pick: Trial) -> Html:
             name = "TF32" if over.over == TF32 else over.over
             sure = " and may be no faster" if over.low <= 1.0 < over.value else ""
             note = f"modeled, {over.low:.2f} to {over.high:.2f}{sure}"
-            tiles.append(_tile(times(over.value), f"the speed of {name},", note))
+            what = joined(("the speed of ", named(name, name), ","))
+            tiles.append(_tile(times(over.value), what, note))
     tiles.append(
         _tile(
             times(cost.memory_ratio),
@@ -137,37 +141,39 @@ def _tiles(sight: Sight, pick: Trial) -> Html:
         )
     )
     interval, confirmed = results.interval(pick), results.confirmation(pick)
-    sure = f"{gap(interval.low)} to {gap(interval.high)} at 95 %" if interval else "one seed"
+    sure = f"{gap(interval.low)} to {gap(interval.high)} at 95%" if interval else "one seed"
     steps = results.spec.task.steps
     tiles.append(_tile(gap(pick.loss_gap), f"nats of loss gap at {steps} steps,", sure))
-    if confirmed is not None:
-        held = results.fault(pick) or "holds"
+    if confirmed is not None:  # beside what float32 itself has left there
+        held = typeset(results.fault(pick)) or "holds"
         tiles.append(_tile(gap(confirmed.loss_gap), f"nats at {confirmed.steps} steps:", held))
     return tag("dl", *tiles, cls="tiles")
 
 
 def _rivals(sight: Sight, pick: Trial) -> Html:
     """Draw the speed of the pick beside what else there is, with its interval."""
-    bars: list[tuple[str, float, float, float, bool]] = [("float32", 1.0, 1.0, 1.0, False)]
-    bars += [(name, speed, speed, speed, False) for name, speed in sight.references]
+    bars: list[tuple[str, float, float, float]] = [("float32", 1.0, 1.0, 1.0)]
+    bars += [(name, speed, speed, speed) for name, speed in sight.references]
     cost = pick.cost
-    named = f"trial {pick.number}"
-    bars.append((named, cost.speedup, cost.speedup_low, cost.speedup_high, True))
-    width, scale = 400.0, 300.0 / max(high for _, _, _, high, _ in bars)
+    bars.append((f"trial {pick.number}", cost.speedup, cost.speedup_low, cost.speedup_high))
+    scale = 384.0 / max(high for _, _, _, high in bars)
     parts = []
-    for place, (name, speed, low, high, mine) in enumerate(bars):
-        y = 14.0 + 44.0 * place
-        parts.append(label(0, y, shortened(name, 44), "strong" if mine else ""))
-        parts.append(rect(0, y + 7, speed * scale, 15, "bar first" if mine else "bar", 2))
-        if mine and high > low:
-            parts.append(line(low * scale, y + 14.5, high * scale, y + 14.5, "base"))
-            parts += [line(x * scale, y + 10, x * scale, y + 19, "base") for x in (low, high)]
-        parts.append(
-            label(max(speed, high) * scale + 8, y + 19, times(speed), "strong" if mine else "")
-        )
+    for place, (name, speed, low, high) in enumerate(bars):
+        y, mine = 14.0 + 44.0 * place, place == len(bars) - 1
+        span = f", {low:.2f} to {high:.2f}" if high > low else ""
+        shapes = [rect(0, y + 7, speed * scale, 15, "bar first" if mine else "bar", 2)]
+        if span:
+            shapes.append(line(low * scale, y + 14.5, high * scale, y + 14.5, "base"))
+            shapes += [line(x * scale, y + 9, x * scale, y + 20, "base") for x in (low, high)]
+        words = f"{shortened(name, 40)} {times(speed)}{span}"
+        parts.append(label(0, y, words, "strong" if mine else ""))
+        parts.append(titled(joined(shapes), f"{name}: modeled {times(speed)} float32{span}"))
     said = ", ".join(f"{name} {times(speed)}" for name, speed, *_ in bars)
-    picture = svg(width, 44.0 * len(bars) + 6, *parts, label=f"Modeled speed: {said}")
-    note = "Modeled speed of one training step; the line is the model's interval."
+    picture = svg(400.0, 44.0 * len(bars) + 6, *parts, label=f"Modeled speed: {said}")
+    note = (
+        "Modeled speed of one training step, in float32's; the line across the last bar is the "
+        "interval of the model."
+    )
     return tag("figure", picture, tag("figcaption", note))
 
 
@@ -190,30 +196,11 @@ def _others(sight: Sight, pick: Trial) -> Html | None:
     return joined((tag("h3", "Or, sound as well"), tag("ul", *lines)))
 
 
-def code(said: str, name: str, text: str) -> Html:
-    """Return text to be copied, below what it is."""
-    return tag(
-        "div",
-        tag("p", said, cls="note"),
-        tag("button", "Copy", data_copy=name, cls="script", type="button"),
-        tag("pre", tag("code", text, id=name)),
-        cls="code",
-    )
-
-
-def command(sight: Sight, said: str) -> str:
-    """Return a command on this study, as a shell takes it."""
-    study = sight.study
-    if not re.fullmatch(r"[\w./:@+-]+", study):
-        study = "'" + study.replace("'", "'\\''") + "'"
-    return f"policysearch {said.format(study)}"
-
-
 def _apply(sight: Sight, pick: Trial) -> Html:
     study = sight.results.spec.study
     target = study.target or "torch"
     export = f"export {{0}} --trial {pick.number} --target {target}"
-    parts = [code(f"Writes the policy and code for {target}", "apply", command(sight, export))]
+    parts = [code(f"Writes the policy and code for {target}", "apply", sight.command(export))]
     if switch := sight.results.verdict.switch:
         parts.insert(0, code("One line in the training script is enough", "switch", switch))
     elif target == "torch":

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from policysearch.formats import FORMATS
 from policysearch.policy.policy import Policy
-from policysearch.report.page.answer import code, command
-from policysearch.report.page.element import Html, Section, joined, tag
+from policysearch.report.page.element import Html, Section, code, joined, tag
 from policysearch.report.page.registry import found
 from policysearch.report.page.sight import Sight
 from policysearch.report.page.svg import shortened
-from policysearch.report.page.words import formats_said, gap, times
+from policysearch.report.page.words import gap, times, typeset
 from policysearch.study.journal.trials import Trial
 
 SECTION = Section(40, "policy", "One policy up close", "One policy")
@@ -40,7 +40,7 @@ def _policy(sight: Sight, trial: Trial) -> Html:
         for title, picture in figures
         if picture is not None
     ]
-    said = tag("p", tag("b", f"{_capital(formats_said(trial.policy))}. "), _standing(sight, trial))
+    said = tag("p", tag("b", f"{_capital(sight.formats_said(trial))}. "), _standing(sight, trial))
     inside = tag(
         "div",
         said,
@@ -53,16 +53,16 @@ def _policy(sight: Sight, trial: Trial) -> Html:
 
 
 def _capital(said: str) -> str:
-    return said if said[:5] in ("float", "bfloa", "tfloa") else f"{said[0].upper()}{said[1:]}"
+    return said if said.split()[0] in FORMATS else f"{said[0].upper()}{said[1:]}"
 
 
 def _standing(sight: Sight, trial: Trial) -> str:
     results = sight.results
     if trial.diverged:
-        return f"It does not train: {trial.divergence}."
+        return typeset(f"It does not train: {trial.divergence}.")
     said = f"{times(trial.cost.speedup)} the speed of float32, "
     said += f"{times(trial.cost.memory_ratio)} its memory; loss gap {gap(trial.loss_gap)} nats. "
-    outlook = results.outlook(trial)
+    outlook = typeset(results.outlook(trial))
     return f"{said}{outlook[0].upper()}{outlook[1:]}."
 
 
@@ -86,6 +86,6 @@ def settings(policy: Policy) -> str:
 
 
 def _why(sight: Sight, trial: Trial) -> Html:
-    text = command(sight, f"why {trial.number} LAYER --study {{0}}")
+    text = sight.command(f"why {trial.number} LAYER --study {{0}}")
     said = "Why is a layer as it is? This trains it one format wider and narrower:"
     return code(said, f"why{trial.number}", text)

@@ -65,6 +65,24 @@ def tag(name: str, /, *children: Child, **attributes: Value) -> Html:
     return Html(opened if name in VOID else f"{opened}{joined(children)}</{name}>")
 
 
+def scrolled(table: Html, name: str) -> Html:
+    """Return a table that scrolls where it is wider than its place, and then says so."""
+    cue = tag("p", "There is more to the right: scroll the table →", cls="cue note")
+    region = tag("div", table, cls="scroll", tabindex=0, role="region", aria_label=name)
+    return joined((cue, region))
+
+
+def code(said: str, name: str, text: str) -> Html:
+    """Return text to be copied, below what it is."""
+    return tag(
+        "div",
+        tag("p", said, cls="note"),
+        tag("button", "Copy", data_copy=name, cls="script", type="button"),
+        tag("pre", tag("code", text, id=name)),
+        cls="code",
+    )
+
+
 @dataclass(frozen=True)
 class Section:
     """A part of the page: `place` orders it, `anchor` is its id, `title` its heading."""

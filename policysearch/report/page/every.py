@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
-from policysearch.report.page.answer import command
-from policysearch.report.page.element import Html, Section, joined, tag
+from policysearch.report.page.element import Html, Section, joined, scrolled, tag
 from policysearch.report.page.sight import Sight
 from policysearch.report.page.svg import named
+from policysearch.report.page.words import gap, percent
 from policysearch.study.results.rows import Row
 
 SECTION = Section(80, "every", "All policies", "All policies")
 
 TITLES = ("Trial", "Policy", "Loss gap", "Speed", "Memory", "Accuracy", "Where it stands")
+
+SHOWN: tuple[tuple[str, Callable[[float], str]], ...] = (
+    ("", str),
+    ("", str),
+    ("nats", gap),
+    ("× float32", lambda value: f"{value:.2f}"),
+    ("× float32", lambda value: f"{value:.2f}"),
+    ("", percent),
+    ("", str),
+)
+"""By column its unit and how its numbers are written; page.js writes them so too."""
 
 MOST_LETTERS = 200
 MOST_LINES = 100
@@ -34,9 +46,10 @@ def body(sight: Sight) -> Html | None:
             "th",
             tag("button", name, type="button", cls="script"),
             tag("span", name, cls="plain"),
+            tag("span", unit, cls="unit") if unit else None,
             scope="col",
         )
-        for name in TITLES
+        for name, (unit, _) in zip(TITLES, SHOWN, strict=True)
     ]
     lines = [_line(sight, cells) for cells in rows[:MOST_LINES]]
     table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *lines), cls="list")
@@ -53,21 +66,17 @@ def body(sight: Sight) -> Html | None:
     note = tag(
         "p",
         f"{said}. All of them as CSV: ",
-        tag("code", command(sight, "show {0} --csv")),
+        tag("code", sight.command("show {0} --csv")),
         cls="note",
     )
-    scroll = tag(
-        "div", table, cls="scroll", tabindex=0, role="region", aria_label="Table of all policies"
-    )
-    return joined((note, tools, scroll, _data(sight, rows)))
+    return joined((note, tools, scrolled(table, "Table of all policies"), _data(sight, rows)))
 
 
 def _cells(sight: Sight, row: Row) -> list[Any]:
-    gap = None if row.diverged else _six(row.loss_gap)
     return [
         row.trial,
         row.label,
-        gap,
+        None if row.diverged else _six(row.loss_gap),
         _six(row.modeled_speedup),
         _six(row.modeled_memory_ratio),
         None if row.validation_accuracy is None else _six(row.validation_accuracy),
@@ -88,10 +97,10 @@ def _line(sight: Sight, cells: list[Any]) -> Html:
     shown = [
         tag(
             "td",
-            "–" if v is None else f"{v:.4g}" if isinstance(v, float) else v,
+            "–" if v is None else say(v) if isinstance(v, float) else v,
             cls="number" if isinstance(v, float) or v is None else None,
         )
-        for v in others
+        for v, (_, say) in zip(others, SHOWN[1:], strict=True)
     ]
     return tag("tr", first, *shown, data_t=number)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from policysearch.report.page.element import Html, Section, joined, tag
+from policysearch.report.page.element import Html, Section, joined, scrolled, tag
 from policysearch.report.page.sight import Sight
+from policysearch.report.page.words import typeset
 
 SECTION = Section(70, "failed", "What failed, and why?", "Failed")
 
@@ -51,7 +52,7 @@ def _table(sight: Sight, title: str, rows: list[tuple[int, str, str]]) -> Html |
             "tr",
             tag("th", _number(sight, number), scope="row"),
             tag("td", name),
-            tag("td", why),
+            tag("td", typeset(why)),
             data_t=number,
         )
         for number, name, why in rows[:MOST_LINES]
@@ -64,8 +65,7 @@ def _table(sight: Sight, title: str, rows: list[tuple[int, str, str]]) -> Html |
         if more > 0
         else None
     )
-    scroll = tag("div", table, cls="scroll", tabindex=0, role="region", aria_label=title)
-    return joined((tag("h3", f"{title} ({len(rows)})"), scroll, rest))
+    return joined((tag("h3", f"{title} ({len(rows)})"), scrolled(table, title), rest))
 
 
 def _number(sight: Sight, number: int) -> Html | str:

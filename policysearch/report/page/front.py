@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from policysearch.report.page.element import Child, Html, Section, joined, tag
+from policysearch.report.page.element import Child, Html, Section, joined, scrolled, tag
 from policysearch.report.page.sight import Sight
 from policysearch.report.page.svg import (
     EDGES,
@@ -15,6 +15,7 @@ from policysearch.report.page.svg import (
     at,
     crosses,
     dots,
+    key,
     label,
     level_grid,
     line,
@@ -39,21 +40,31 @@ class Kind:
     """One picture: what is on its upright axis, and whether more of it is better."""
 
     title: str
+    what: str
     axis: str
     value: Callable[[Row], float]
     more: bool
 
 
 KINDS = (
-    Kind("Speed", "speed over float32, modeled; up is faster", lambda r: r.modeled_speedup, True),
+    Kind(
+        "Speed",
+        "speed",
+        "speed over float32, modeled; up is faster",
+        lambda r: r.modeled_speedup,
+        True,
+    ),
     Kind(
         "Memory",
+        "memory",
         "peak memory, share of float32's, modeled; up needs less",
         lambda r: r.modeled_memory_ratio,
         False,
     ),
 )
 
+
+MOST_TOLD = 100
 
 SLOPE = (
     "Left: its training loss ends closer to float32's; one whose gap cannot be told stands at the "
@@ -98,6 +109,11 @@ def body(sight: Sight) -> Html | None:
         front = "Blue marks are the front, which no other policy beats by what can be told."
     if sight.pick:
         front += " The star is the one above."
+    if any(map(_crossed, rows)):
+        front += (
+            " A cross fails in a longer training, or shows a sign of it, though its gap here is "
+            "small: below, How sure is that? has the two measures."
+        )
     intro = (
         f"Each mark is one policy. {level} Up: its step takes less. {front} A "
         "mark leads to the policy up close."
@@ -123,13 +139,15 @@ def picture(sight: Sight, rows: list[Row], kind: Kind, width: float, height: flo
     y = _upright(sight, rows, kind, bottom, top)
     labels = Labels(width, height)
     place = {r.trial: (across.at(r), y(kind.value(r))) for r in rows}
+    spans = _spans(sight, rows, place, across, y, kind)
+    labels.boxes.extend((x1 - 2, y1 - 2, x2 + 2, y2 + 2) for x1, y1, x2, y2 in spans)
     for row in rows[:400]:
-        labels.taken(*place[row.trial])
+        labels.taken(*place[row.trial], 9.0 if row.presets else 5.0)
     said = "loss gap at the end of training, nats; left is better"
     if across.flat:
-        ranked = "none can be told from zero"
-        ranked = "nothing is ranked by it" if sight.results.cannot_rank else ranked
-        said = f"loss gap as measured, nats; {ranked}"
+        rank = sight.results.cannot_rank
+        said = "nothing is ranked by it" if rank else "none can be told from zero"
+        said = f"loss gap as measured, nats; {said}"
     parts: list[Child] = [
         _noise(sight, x, top, bottom),
         level_grid(y, left, right, lambda v: f"{v:g}×"),
@@ -146,12 +164,12 @@ def picture(sight: Sight, rows: list[Row], kind: Kind, width: float, height: flo
         _matters(matters, x, top, bottom, labels),
         _references(sight, y, left, right, labels) if kind.more else None,
         None if across.flat else _staircase(rows, place),
-        _ranges(rows, place, across, y, kind),
-        *_marks(rows, place),
+        *(line(*span, "range") for span in spans),
+        *_marks(sight, rows, place, kind),
         *_links(sight, rows, place, labels, kind),
     ]
-    said = f"{kind.title} against loss gap of {len(rows)} policies; the table below has the front"
-    return svg(width, height, *parts, label=said, links=True)
+    name = f"{kind.title} against loss gap of {len(rows)} policies; the table below has the front"
+    return svg(width, height, *parts, label=name, links=True)
 
 
 def _across(rows: list[Row], matters: float, edge: float, left: float, right: float) -> Across:
@@ -190,7 +208,7 @@ def _upright(sight: Sight, rows: list[Row], kind: Kind, bottom: float, top: floa
         values += [row.modeled_speedup_low for row in front]
         values += [speed for _, speed in sight.references]
     low, high = min(values), max(values)
-    margin = 0.07 * (high - low or 1.0)
+    margin = 0.12 * (high - low or 1.0)
     ends = (bottom, top) if kind.more else (top, bottom)
     return Axis(max(0.0, low - margin), high + margin, *ends)
 
@@ -212,8 +230,8 @@ def _matters(matters: float, x: Axis, top: float, bottom: float, labels: Labels)
     written = label(
         x(matters) + (-5 if fits else 5), top + 12, said, "small halo", "end" if fits else "start"
     )
-    left = x(matters) - (long if fits else 0.0)
-    labels.boxes.append((left, top, left + long, top + 16))
+    left = x(matters) - (long + 5.0 if fits else 0.0)
+    labels.boxes.append((left, top, left + long + 5.0, top + 16))
     return joined((line(x(matters), top, x(matters), bottom, "matter"), written))
 
 
@@ -222,8 +240,7 @@ def _references(sight: Sight, y: Axis, left: float, right: float, labels: Labels
     for name, speed in sight.references:
         said = shortened(f"{name} {times(speed)}", 60 if labels.width > 600 else 30)
         parts.append(line(left, y(speed), right, y(speed), "ref"))
-        free = labels.place(right + 4, y(speed) + 2, said, "small halo", must=True)
-        parts.append(free or Html())
+        parts.append(labels.place(right + 4, y(speed) + 2, said, "small halo") or Html())
     return joined(parts)
 
 
@@ -239,32 +256,57 @@ def _staircase(rows: list[Row], place: dict[int, tuple[float, float]]) -> Html |
     return polyline(steps, "step") if len(steps) > 1 else None
 
 
-def _ranges(
-    rows: list[Row], place: dict[int, tuple[float, float]], across: Across, y: Axis, kind: Kind
-) -> Html:
-    parts = []
+def _spans(
+    sight: Sight,
+    rows: list[Row],
+    place: dict[int, tuple[float, float]],
+    across: Across,
+    y: Axis,
+    kind: Kind,
+) -> list[tuple[float, float, float, float]]:
+    """Return the ends of intervals: of speed, upright, and of gaps over seeds, level."""
+    found = []
     for row in rows:
-        if not row.on_front:
+        if not _spanned(sight, row):
             continue
         px, py = place[row.trial]
         if kind.more:
-            parts.append(
-                line(px, y(row.modeled_speedup_low), px, y(row.modeled_speedup_high), "range")
-            )
+            found.append((px, y(row.modeled_speedup_high), px, y(row.modeled_speedup_low)))
         if row.gap_low95 is not None and row.gap_high95 is not None:
-            low, high = across.end(row.gap_low95), across.end(row.gap_high95)
-            parts.append(line(low, py, high, py, "range"))
-    return joined(parts)
+            found.append((across.end(row.gap_low95), py, across.end(row.gap_high95), py))
+    return found
 
 
-def _marks(rows: list[Row], place: dict[int, tuple[float, float]]) -> list[Html | None]:
-    """Draw all that is not on the front: dots, and crosses on what will not hold."""
+def _spanned(sight: Sight, row: Row) -> bool:
+    return row.on_front or row.trial in sight.sound
+
+
+def _marks(
+    sight: Sight, rows: list[Row], place: dict[int, tuple[float, float]], kind: Kind
+) -> list[Html | None]:
+    """Draw all that is not on the front: dots, and crosses on what will not hold.
+
+    The first of those that lead nowhere say what they are where they are pointed at.
+    """
     others = [row for row in rows if not row.on_front]
-    marks = [dots([place[row.trial] for row in others], "dot-other")]
+    told = [row for row in others if row.trial not in sight.linked][:MOST_TOLD]
+    hidden = {row.trial for row in told}
+    plain = [place[row.trial] for row in others if row.trial not in hidden]
+    marks = [dots(plain, "dot-other")]
+    marks += [
+        titled(dots([place[row.trial]], "dot-other") or Html(), _told(sight, row, kind))
+        for row in told
+    ]
     for cls in ("dot-early", "dot-fail"):
         crossed = [place[row.trial] for row in others if _crossed(row) == cls]
         marks.append(crosses(crossed, cls, 5.0))
     return marks
+
+
+def _told(sight: Sight, row: Row, kind: Kind) -> str:
+    """Return what a mark is, in a line."""
+    said = f"trial {row.trial}, {row.label}: {times(kind.value(row))} float32's {kind.what}"
+    return f"{said}, gap {sight.gap_said(row)} nats; {sight.state(row)}"
 
 
 def _crossed(row: Row) -> str:
@@ -297,13 +339,11 @@ def _links(
             shapes.append(tag("circle", cx=at(x), cy=at(y), r=5.5, cls="dot-front"))
         if row.on_front and (cls := _crossed(row)):
             shapes.append(crosses([(x, y)], cls, 7.5))
-        said = (
-            f"Trial {row.trial}, {row.label}: {times(kind.value(row))}, gap {sight.gap_said(row)}"
-        )
+        said = _told(sight, row, kind)
         link = tag(
             "a", *shapes, href=f"#t{row.trial}", data_t=row.trial, aria_label=shortened(said, 160)
         )
-        parts.append(titled(link, f"{said} nats; {sight.state(row)}"))
+        parts.append(titled(link, said))
     return [*parts, *_numbers(sight, linked, place, labels)]
 
 
@@ -324,14 +364,13 @@ def _numbers(
     return written
 
 
-def _star(x: float, y: float) -> Html:
+def _star(x: float, y: float, size: float = 1.0) -> Html:
     points = (
         *((0, -10), (2.6, -3.5), (9.5, -3.1), (4.2, 1.4), (5.9, 8.1), (0, 4.4)),
         *((-5.9, 8.1), (-4.2, 1.4), (-9.5, -3.1), (-2.6, -3.5)),
     )
-    return tag(
-        "path", d="M" + "L".join(f"{at(x + a)} {at(y + b)}" for a, b in points) + "Z", cls="star"
-    )
+    corners = (f"{at(x + size * a)} {at(y + size * b)}" for a, b in points)
+    return tag("path", d="M" + "L".join(corners) + "Z", cls="star")
 
 
 def outline(preset: str, x: float, y: float, s: float = 8.5) -> Html:
@@ -341,55 +380,56 @@ def outline(preset: str, x: float, y: float, s: float = 8.5) -> Html:
     return tag("path", d="M" + "L".join(corners) + "Z", cls=f"ring ring-{EDGES[edge]}")
 
 
-def _key(said: str, *shapes: Child) -> Html:
-    return tag(
-        "li",
-        tag("svg", *shapes, width="18", height="14", viewBox="0 0 18 14", aria_hidden="true"),
-        said,
-    )
-
-
 def _legend(sight: Sight, rows: list[Row]) -> Html:
     """Explain what is drawn, and nothing else."""
     crossed = {_crossed(row) for row in rows}
-    presets = [row for row in rows if row.presets and row.trial in sight.linked]
+    base = sight.results.spec.study.baseline
+    spanned = [row for row in rows if _spanned(sight, row)]
+    level = any(row.gap_low95 is not None for row in spanned)
+    matters = sight.results.matters_gap and not sight.results.cannot_rank
     items = [
+        (sight.pick, key("the pick", _star(9, 7, 0.7))),
         (
             any(row.on_front for row in rows),
-            _key("on the front", tag("circle", cx=9, cy=7, r=5, cls="dot-front")),
+            key("on the front", tag("circle", cx=9, cy=7, r=5, cls="dot-front")),
         ),
         (
             not all(row.on_front for row in rows),
-            _key("not on the front", dots([(9, 7)], "dot-other") or ""),
+            key("not on the front", dots([(9, 7)], "dot-other") or ""),
         ),
-        (presets, _key("outlined: a preset", outline("float32", 9, 7, 5.5))),
+        *((True, part) for part in _preset_keys(sight, rows)),
         (
-            any(row.baseline in row.presets.split() for row in presets),
-            _key("ring: your baseline", tag("circle", cx=9, cy=7, r=6, cls="ring")),
+            any(base in row.presets.split() for row in rows),
+            key("ring: your baseline", tag("circle", cx=9, cy=7, r=6, cls="ring")),
         ),
         (
             "dot-early" in crossed,
-            _key("early sign: updates vanish", crosses([(9, 7)], "dot-early", 4.5) or ""),
+            key("early sign: updates vanish", crosses([(9, 7)], "dot-early", 4.5) or ""),
         ),
         (
             "dot-fail" in crossed,
-            _key("fails when trained longer", crosses([(9, 7)], "dot-fail", 5) or ""),
+            key("fails when trained longer", crosses([(9, 7)], "dot-fail", 5) or ""),
         ),
-        (_spans(rows), _key(f"interval: {_spans(rows)}", line(1, 7, 17, 7, "range"))),
+        (spanned, key("upright interval: of the speed model", line(9, 0, 9, 14, "range"))),
+        (level, key("level interval: 95% over seeds", line(1, 7, 17, 7, "range"))),
+        *((True, part) for part in _reference_keys(sight)),
+        (matters, key("from here on a gap matters", line(9, 0, 9, 14, "matter"))),
         (
             sight.results.resolution_gap,
-            _key("too small to tell from float32's own noise", rect(0, 1, 18, 12, "noise")),
+            key("too small to tell from float32's own noise", rect(0, 1, 18, 12, "noise")),
         ),
     ]
     return tag("ul", *(item for drawn, item in items if drawn), cls="legend")
 
 
-def _spans(rows: list[Row]) -> str:
-    """Return which intervals are drawn: of members of the front, level ones of several seeds."""
-    front = [row for row in rows if row.on_front]
-    upright = ["upright of the speed model"] * bool(front)
-    level = ["level 95 % over seeds"] * any(row.gap_low95 is not None for row in front)
-    return ", ".join(upright + level)
+def _reference_keys(sight: Sight) -> list[Html]:
+    mark = line(0, 7, 18, 7, "ref")
+    return [key(f"{name} {times(speed)}", mark) for name, speed in sight.references]
+
+
+def _preset_keys(sight: Sight, rows: list[Row]) -> list[Html]:
+    names = {p: None for r in rows if r.trial in sight.linked for p in r.presets.split()[:1]}
+    return [key(f"preset {name}", outline(name, 9, 7, 5.5)) for name in names]
 
 
 def _table(sight: Sight) -> Html | None:
@@ -404,15 +444,15 @@ def _table(sight: Sight) -> Html | None:
         "Speed",
         "Memory",
         "Loss gap, nats",
-        "95 % over seeds",
+        "95% over seeds",
         "Accuracy",
         "Where it stands",
     )
-    head = tag("tr", *(tag("th", name, scope="col") for name in titles))
+    top = tag("tr", *(tag("th", name, scope="col") for name in titles))
     lines = [_line(sight, row) for row in members]
-    table = tag("table", tag("thead", head), tag("tbody", *lines), cls="list")
-    scroll = tag("div", table, cls="scroll", tabindex=0, role="region", aria_label="The front")
-    return joined((tag("h3", "The front and what may be picked, fastest first"), scroll))
+    table = tag("table", tag("thead", top), tag("tbody", *lines), cls="list")
+    head = tag("h3", "The front and what may be picked, fastest first")
+    return joined((head, scrolled(table, "The front")))
 
 
 def _line(sight: Sight, row: Row) -> Html:
@@ -422,14 +462,14 @@ def _line(sight: Sight, row: Row) -> Html:
     if row.gap_low95 is not None and row.gap_high95 is not None:
         spread = f"{gap(row.gap_low95)} to {gap(row.gap_high95)}"
     tie = f", ties with {row.tied_with}" if row.tied_with is not None else ""
-    span = f"{row.modeled_speedup_low:.2f}–{row.modeled_speedup_high:.2f}"
+    span = f"{row.modeled_speedup_low:.2f} to {row.modeled_speedup_high:.2f}"
     speed = f"{times(row.modeled_speedup)} ({span})"
     accuracy = "–" if row.validation_accuracy is None else percent(row.validation_accuracy)
     return tag(
         "tr",
         tag("th", number, f" {mark}" if mark else "", scope="row"),
         tag("td", named(row.presets, row.policy, 200)),
-        tag("td", speed, cls="number"),
+        tag("td", speed, cls="keep"),
         tag("td", times(row.modeled_memory_ratio), cls="number"),
         tag("td", gap(row.loss_gap), cls="number"),
         tag("td", spread + tie),

@@ -7,22 +7,24 @@ from itertools import groupby
 
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.policy.products import is_narrow
-from policysearch.report.page.element import Html, Section, joined, tag
+from policysearch.report.page.element import Html, Section, joined, scrolled, tag
 from policysearch.report.page.sight import Sight
 from policysearch.report.page.svg import named, shortened
 from policysearch.report.page.words import colour, short, times
-from policysearch.report.runs_in import Runs, RunsIn, runs_of
+from policysearch.report.runs_in import Runs, RunsIn
 from policysearch.study.journal.trials import Trial
 from policysearch.values import NO_LAYER
 
 SECTION = Section(30, "layers", "Which layer runs in which format?", "Layers")
 
 MOST_COLUMNS = 16
+COLUMNS = 8
+"""So many policies stand side by side: as many as fit, so that nothing is cut."""
 
 OF_THE_GRAPH = (
-    "A layer with products (a convolution, a linear layer) shows the format that they read; one "
-    "without (a norm, an activation) the format of its result: formats below 16 bits, and tf32, "
-    "are formats of products."
+    "These are the formats that the graph of the step has. A layer with products (a convolution, a "
+    "linear layer) shows the format that they read; one without (a norm, an activation) the format "
+    "of its result."
 )
 
 OF_THE_POLICY = (
@@ -52,30 +54,39 @@ def body(sight: Sight) -> Html | None:
     if not trials:
         return None
     layers = [name for name, _ in trials[0].policy.layers]
-    runs = [runs_of(sight.tracing, trial.policy) for trial in trials]
+    runs = [sight.runs[trial.number] for trial in trials]
     columns = [
         _column(t.policy, layers, known or {}) for t, known in zip(trials, runs, strict=True)
     ]
+    whence = OF_THE_POLICY if None in runs else OF_THE_GRAPH
+    intro = (
+        "Layers from input to output, one column per policy, with its speed beside float32's and "
+        f"its loss gap in nats. {whence} Where gradients have another format, it stands second. "
+        + _signs(sight, trials, columns)
+    )
+    first, second = (
+        _table(sight, layers, trials[part], columns[part])
+        for part in (slice(COLUMNS), slice(COLUMNS, None))
+    )
+    more = len(trials) - COLUMNS
+    rest = None
+    if second is not None:
+        said = tag("summary", tag("b", f"{more} more policies"), " fail, or gain less")
+        rest = tag("details", said, second, cls="policy")
+    return joined((tag("p", intro), first, _key(columns), rest))
+
+
+def _table(
+    sight: Sight, layers: list[str], trials: tuple[Trial, ...], columns: list[list[Cell]]
+) -> Html | None:
+    if not trials:
+        return None
     rows = [(name, tuple(column[i] for column in columns)) for i, name in enumerate(layers)]
     lines = [_line(list(alike)) for _, alike in groupby(rows, key=lambda row: row[1])]
     head = tag("tr", tag("th", "layer", scope="col"), *(_head(sight, trial) for trial in trials))
     table = tag("table", tag("thead", head), tag("tbody", *lines), cls="matrix")
-    whence = OF_THE_POLICY if None in runs else OF_THE_GRAPH
-    intro = (
-        "Layers from input to output, one column per policy, with its speed and its loss gap: the "
-        f"pick, the front, presets, then the rest. {whence} Where gradients have "
-        "another format, it stands second. " + _signs(sight, trials, columns)
-    )
-    name = "Formats by layer and policy"
-    scroll = tag("div", table, cls="scroll", tabindex=0, role="region", aria_label=name)
-    return joined((tag("p", intro), _cue(len(trials)), scroll, _key(columns)))
-
-
-def _cue(columns: int) -> Html | None:
-    """Say that there is more to the right: on phones, and of many columns everywhere."""
-    kind = "cue note" + " always" * (columns > 9)
-    said = f"{columns} policies side by side: scroll to see all →"
-    return tag("p", said, cls=kind) if columns > 2 else None
+    numbers = f"{trials[0].number} to {trials[-1].number}"
+    return scrolled(table, f"Formats by layer and policy, trials {numbers}")
 
 
 def _signs(sight: Sight, trials: tuple[Trial, ...], columns: list[list[Cell]]) -> str:

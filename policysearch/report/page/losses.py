@@ -10,13 +10,16 @@ from policysearch.report.page.element import Html, Picture, joined, tag
 from policysearch.report.page.sight import Sight
 from policysearch.report.page.svg import (
     Axis,
+    key,
     label,
     level_grid,
+    line,
     polyline,
     svg,
+    titled,
     upright_grid,
 )
-from policysearch.report.page.words import power
+from policysearch.report.page.words import power, typeset
 from policysearch.study.journal.trials import Confirmation, Trial
 
 PICTURE = Picture(20, "How it trains")
@@ -49,14 +52,26 @@ def drawn(trial: Trial, confirmed: Confirmation | None = None) -> Html | None:
         upright_grid(x, 22, 208, lambda v: f"{v:g}"),
         label(0, 12, f"training loss, nats{' (log)' if y.log else ''}", "axis"),
         label(237, 246, "steps (log)", "axis", "middle"),
-        *(polyline([(x(s), y(v)) for s, v in points], cls) for points, cls in lines if points),
+        *(
+            titled(
+                polyline([(x(s), y(v)) for s, v in points], cls),
+                f"{'this policy' if cls == 'loss' else 'float32'}, {points[-1][0]:g} steps: "
+                f"ends at {power(points[-1][1])} nats",
+            )
+            for points, cls in lines
+            if points
+        ),
         label=_said(mine, theirs),
     )
     end = f" It diverged: {trial.divergence}." if trial.diverged else ""
     longer = " The second pair is the longer run." if later else ""
     means = f"Means over {len(trial.scores)} seeds" if len(trial.scores) > 1 else "One seed"
-    note = f"Thin: this policy. Broad: float32. {means}.{longer}{end}"
-    return joined((picture, tag("figcaption", note)))
+    keys = (
+        key("this policy", line(0, 7, 18, 7, "loss")),
+        key("float32", line(0, 7, 18, 7, "loss32")),
+    )
+    legend = tag("ul", *keys, cls="legend")
+    return joined((picture, legend, tag("figcaption", typeset(f"{means}.{longer}{end}"))))
 
 
 def mean(runs: Sequence[Sequence[tuple[int, float]]]) -> Points:

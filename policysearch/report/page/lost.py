@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from policysearch.report.page.element import Html, Picture, joined, tag
+from policysearch.report.page.element import Html, Picture, joined, scrolled, tag
 from policysearch.report.page.sight import Sight
 from policysearch.report.page.svg import shortened
 from policysearch.report.page.words import percent
@@ -31,6 +31,8 @@ WAYS = (
 
 MOST_LINES = 14
 MOST_STEPS = 8
+MOST_BESIDE = 2
+"""A table of more columns than these has the whole width."""
 
 Sums = dict[str, dict[tuple[str, str], tuple[int, int]]]
 
@@ -48,11 +50,14 @@ def draw(sight: Sight, trial: Trial) -> Html:
     if lines:
         titles = [tag("th", said, scope="col") for _, _, said in ways]
         head = tag("tr", tag("th", "layer", scope="col"), *titles)
-        table = tag("table", tag("thead", head), tag("tbody", *lines), cls="heat")
-        said = f"Lost values of trial {trial.number}"
-        parts.append(tag("div", table, cls="scroll", tabindex=0, role="region", aria_label=said))
+        kind = "heat many" if len(ways) > MOST_BESIDE else "heat"
+        table = tag("table", tag("thead", head), tag("tbody", *lines), cls=kind)
+        parts.append(scrolled(table, f"Lost values of trial {trial.number}"))
         more = len(sums) - len(lines)
-        note = "Share of the values looked at, before rounding, in the probed steps."
+        note = (
+            "Share of the values looked at, before rounding, in the probed steps; a dot is none. "
+            "Coloured from the first on, darker from 1%, red from 10% on."
+        )
         parts.append(tag("figcaption", note + (f" {more} layers lost less." if more else "")))
     else:
         counted = any(score.overflows or score.underflows for score in trial.scores)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from policysearch.report.page.answer import code, command
-from policysearch.report.page.element import Html, Section, joined, tag
+from policysearch.report.page.element import Html, Section, code, joined, tag
 from policysearch.report.page.sight import Sight
-from policysearch.report.page.words import seconds
+from policysearch.report.page.words import seconds, typeset
 from policysearch.report.table import caption
 
 SECTION = Section(90, "made", "What is real and what is modeled?", "Provenance")
@@ -13,6 +12,11 @@ SECTION = Section(90, "made", "What is real and what is modeled?", "Provenance")
 GLOSSARY = (
     ("loss gap", "training loss at the end minus float32's, same start and batches, in nats"),
     ("front", "policies that no other beats in every axis by what can be told"),
+    ("beaten by", "no better than that one in any axis, by what can be told, and worse in some"),
+    (
+        "early sign",
+        "updates too small to move their parameter: a longer training would stand still",
+    ),
     ("master weights", "a float32 copy of the parameters that the optimizer updates"),
     ("loss scale", "a factor that keeps small gradients from becoming zero"),
     ("probed step", "a step whose every value was looked at before and after rounding"),
@@ -26,7 +30,7 @@ def body(sight: Sight) -> Html:
     versions = ", ".join(f"{name} {value}" for name, value in made.versions.items())
     task = spec.task
     facts = [
-        ("On what it rests", caption(results).replace("\n", " ")),
+        ("On what it rests", typeset(caption(results).replace("\n", " "))),
         ("Task", f"{task.model_name} on {task.data_name}, {_recipe(sight)}"),
         ("Formats offered", ", ".join(spec.space.formats)),
         ("Target", spec.study.target or "none named"),
@@ -38,7 +42,7 @@ def body(sight: Sight) -> Html:
         facts.append(("Sets of versions", f"{len(made.makers)} added to the journal"))
     rows = [part for name, said in facts for part in (tag("dt", name), tag("dd", said))]
     terms = [part for name, said in GLOSSARY for part in (tag("dt", name), tag("dd", said))]
-    again = command(sight, "run {0}") + "\n" + command(sight, "report {0}")
+    again = sight.command("run {0}") + "\n" + sight.command("report {0}")
     return joined(
         (
             tag("dl", *rows, cls="facts"),
@@ -54,11 +58,13 @@ def _times(sight: Sight) -> str:
     if not made.started:
         return "not recorded"
     took = (
-        f"; {made.runs} trainings, {seconds(made.trained_seconds)} in all"
+        f"; {made.runs} trainings took {seconds(made.trained_seconds)} of wall clock in all, each "
+        "counted in its own process, several of which run at a time"
         if made.trained_seconds
         else ""
     )
-    return f"{made.started[:19].replace('T', ' ')} to {made.ended[:19].replace('T', ' ')}{took}"
+    first, last = (time[:19].replace("T", " ") for time in (made.started, made.ended))
+    return f"{first} to {last} by the clock of the machine{took}"
 
 
 def _recipe(sight: Sight) -> str:

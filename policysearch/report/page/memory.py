@@ -5,7 +5,7 @@ from __future__ import annotations
 from policysearch.cost.price import PolicyCost
 from policysearch.report.page.element import Html, Picture, joined, tag
 from policysearch.report.page.sight import Sight
-from policysearch.report.page.svg import label, rect, svg
+from policysearch.report.page.svg import key, label, rect, svg, titled
 from policysearch.report.page.words import mib, times
 from policysearch.report.step_cost import fitting
 from policysearch.study.journal.trials import Trial
@@ -36,9 +36,10 @@ def draw(sight: Sight, trial: Trial) -> Html:
     for place, (name, live, total) in enumerate(pairs):
         y, x = 28.0 * place, 80.0
         parts.append(label(74, y + 15, name, "", "end"))
-        known = [(KINDS.get(kind, ("oth", kind))[0], count) for kind, count in live]
-        for cls, count in known or [("bar first" if place else "bar", total)]:
-            parts.append(rect(x, y + 3, count * scale, 17, cls))
+        known = [(*KINDS.get(kind, ("oth", kind)), count) for kind, count in live]
+        for cls, kind, count in known or [("bar first" if place else "bar", "in all", total)]:
+            part = rect(x, y + 3, count * scale, 17, cls)
+            parts.append(titled(part, f"{name}: {kind} {mib(count)}"))
             x += count * scale
         parts.append(label(x + 6, y + 16, mib(total), "small"))
     said = ", ".join(f"{name} {mib(total)}" for name, _, total in pairs)
@@ -56,11 +57,7 @@ def _note(cost: PolicyCost) -> str:
 
 def _legend(cost: PolicyCost) -> Html | None:
     items = [
-        tag(
-            "li",
-            tag("svg", rect(0, 1, 12, 12, cls, 2), width="14", height="14", aria_hidden="true"),
-            said,
-        )
+        key(said, rect(0, 1, 12, 12, cls, 2))
         for cls, said in (KINDS.get(kind, ("oth", kind)) for kind, count in cost.live if count)
     ]
     return tag("ul", *items, cls="legend") if items else None

@@ -18,16 +18,28 @@
   for (const [kind, on] of [["pointerover", 1], ["pointerout", 0], ["focusin", 1], ["focusout", 0]])
     d.addEventListener(kind, e => { const t = e.target.closest && e.target.closest("[data-t]"); if (t) light(t.dataset.t, !!on); });
   addEventListener("beforeprint", () => all("details").forEach((x, i) => { if (!i) x.open = true; }));
+  const wide = () => { for (const e of all(".scroll")) e.previousElementSibling.classList.toggle("over", e.scrollWidth > e.clientWidth + 1); };
+  addEventListener("resize", wide); d.addEventListener("toggle", wide, true); wide();
   const data = d.getElementById("rows"), body = d.querySelector("#every tbody");
   if (!data || !body) return;
   const { head, rows, linked, name, most } = JSON.parse(data.textContent), links = new Set(linked);
   const find = d.getElementById("find"), count = d.getElementById("count");
   const hay = rows.map(r => r.join(" ").toLowerCase());
   let order = rows.map((_, i) => i), by = -1, up = true;
+  const raised = n => [...String(n)].map(c => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)]).join("");
+  const gap = v => {
+    if (!v) return "0";
+    const a = Math.abs(v), s = v < 0 ? "−" : "+";
+    if (a >= 1e-3 && a < 1e4) return s + (a < 10 ? a.toPrecision(2) : a.toFixed(0));
+    const [m, e] = a.toExponential(1).split("e");
+    return `${s}${m}×10${raised(+e)}`;
+  };
+  const share = v => v > 0 && v < 5e-4 ? "<0.1%" : (100 * v).toFixed(v < 0.1 ? 1 : 0) + "%";
+  const written = [null, null, gap, v => v.toFixed(2), v => v.toFixed(2), share];
   const cell = (r, i) => {
     const c = d.createElement(i ? "td" : "th");
     if (i) c.className = typeof r[i] === "number" ? "number" : ""; else c.scope = "row";
-    const v = typeof r[i] === "number" && i > 1 ? +r[i].toPrecision(4) : r[i];
+    const v = typeof r[i] === "number" && written[i] ? written[i](r[i]) : r[i];
     if (!i && links.has(r[0])) { const a = d.createElement("a"); a.href = "#t" + r[0]; a.textContent = v; c.append(a); }
     else if (i === 1) c.append(...String(v).split(/(?<=[./])/).flatMap(s => [s, d.createElement("wbr")]));
     else c.textContent = v === null ? "–" : v;

@@ -11,9 +11,10 @@ from policysearch.report.page.svg import (
     level_grid,
     polyline,
     svg,
+    titled,
     upright_grid,
 )
-from policysearch.report.page.words import seconds
+from policysearch.report.page.words import seconds, times, typeset
 from policysearch.report.table import search_lines
 from policysearch.study.results.results import Results
 
@@ -25,13 +26,15 @@ def body(sight: Sight) -> Html | None:
     results = sight.results
     if not results.trials and not results.failed:
         return tag("p", "No policy has been trained to its end yet.")
-    lines = [tag("li", f"{said[0].upper()}{said[1:]}.") for said in search_lines(results)]
+    every = [typeset(line) for line in search_lines(results)]
+    lines = [tag("li", f"{line[0].upper()}{line[1:]}.") for line in every]
     if not results.stopped:
         lines.insert(0, tag("li", "The search has not ended."))
     made = results.provenance
     if made.trained_seconds:
-        took = f"{made.runs} trainings took {seconds(made.trained_seconds)} of one process."
-        lines.append(tag("li", took))
+        took = seconds(made.trained_seconds)
+        said = f"{made.runs} trainings took {took} of wall clock in all, each in its process."
+        lines.append(tag("li", said))
     ways = tag("ul", *lines)
     return tag("div", _course(results), tag("div", ways), cls="two")
 
@@ -76,12 +79,18 @@ def _course(results: Results) -> Html:
         label(0, 12, f"best speed {holds}, modeled", "axis"),
         label(235, 216, "policies trained", "axis", "middle"),
         polyline(steps, "step"),
-        dots([(x(points[p][0]), y(points[p][1])) for p in rose], "dot-other"),
+        *(_rise(x(points[p][0]), y(points[p][1]), *points[p]) for p in rose),
     ]
     begun = sum(trial.number in starts for trial in ordered)
     said = f"Best speed {holds}: {points[0][1]:.2f} at first, {points[-1][1]:.2f} at the end"
     note = (
-        f"The fastest policy found so far whose gap does not matter{known}; {begun} "
-        f"of {len(ordered)} were presets and uniform formats, with which a search begins."
+        f"Line: the fastest policy found so far whose gap does not matter{known}; a dot where a "
+        f"faster one was found. {begun} of {len(ordered)} were presets and uniform formats, with "
+        "which a search begins."
     )
     return tag("figure", svg(440, 222, *parts, label=said), tag("figcaption", note))
+
+
+def _rise(x: float, y: float, count: int, speed: float) -> Html:
+    dot = dots([(x, y)], "dot-other") or Html()
+    return titled(dot, f"after {count} policies: {times(speed)} float32")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
 from policysearch.policy.presets import TF32
 from policysearch.report.against import against, picked, unproven
-from policysearch.report.page.words import gap, power
-from policysearch.report.runs_in import tracing_of
+from policysearch.report.page.words import formats_said, gap, power, spans, typeset
+from policysearch.report.runs_in import Runs, runs_of, tracing_of
+from policysearch.search.hypervolume import Point, covers
 from policysearch.study.journal.trials import Trial
 from policysearch.study.results.results import Results
 from policysearch.study.results.rows import Row
@@ -89,9 +91,26 @@ class Sight:
         return frozenset(trial.number for trial in self.detailed)
 
     @cached_property
-    def tracing(self) -> Tracing | None:
-        """What puts policies on the step that is trained; None where its net was not kept."""
+    def _tracing(self) -> Tracing | None:
         return tracing_of(self.results.spec)
+
+    @cached_property
+    def runs(self) -> dict[int, Runs | None]:
+        """By number what every layer runs in, of the policies up close; None without the net."""
+        return {trial.number: runs_of(self._tracing, trial.policy) for trial in self.detailed}
+
+    def formats_said(self, trial: Trial) -> str:
+        """Return in words what the layers that multiply run in, by the graph where there is one."""
+        runs = self.runs.get(trial.number)
+        if not runs:
+            return formats_said(trial.policy)
+        ran = [(name, "+".join(row.forward)) for name, row in runs.items() if row.product]
+        if not ran:
+            return formats_said(trial.policy)
+        every = {name for row in runs.values() for name in (*row.forward, *row.backward)}
+        if len({form for _, form in ran}) == 1 and len(every) > 1:
+            return f"{ran[0][1]} in all products"
+        return spans(ran, "layers with products")
 
     def gap_said(self, row: Row) -> str:
         """Return the loss gap in nats; where it cannot be told, at most what it may be."""
@@ -100,6 +119,13 @@ class Sight:
         return (
             gap(row.loss_gap) if row.told or not row.loss_gap else f"≤\xa0{power(row.counted_gap)}"
         )
+
+    def command(self, said: str) -> str:
+        """Return a command on this study, as a shell takes it."""
+        study = self.study
+        if not re.fullmatch(r"[\w./:@+-]+", study):
+            study = "'" + study.replace("'", "'\\''") + "'"
+        return f"policysearch {said.format(study)}"
 
     def href(self, number: int) -> str | None:
         """Return the link to a policy up close; None where it is not shown so."""
@@ -118,6 +144,9 @@ class Sight:
 
     def state(self, row: Row) -> str:
         """Return in words where a policy stands."""
+        return typeset(self._state(row))
+
+    def _state(self, row: Row) -> str:
         trial = self.trial[row.trial]
         if trial.diverged:
             return trial.divergence
@@ -126,11 +155,31 @@ class Sight:
         if doubt := self.results.doubt(trial):
             return doubt
         held = f", holds at {row.confirmed_steps} steps" if row.confirmed_steps else ""
+        pick = "the pick, " if self.mark(row.trial) == "★" else ""
         if row.on_front:
-            return f"on the front{held}"
+            return f"{pick}on the front{held}"
         if row.trial in self.sound:
-            return f"sound, where members of the front are not{held}"
-        return f"beaten{held}" if self.results.front else "not ranked"
+            return f"{pick}sound where members of the front fail{held}"
+        return f"{self.beaten(trial)}{held}" if self.results.front else "not ranked"
+
+    def beaten(self, trial: Trial) -> str:
+        """Return by whom a policy is beaten: by the pick where it does that, else by what holds."""
+        here, resolutions = self.results.point(trial), self.results.spec.objectives.resolutions
+        for number, there in self._holding:
+            if number != trial.number and covers(there, here, resolutions):
+                return f"beaten by trial {number}"
+        by = next(iter(self.results.beaten_by(trial)), None)
+        if by is None:
+            return "beaten"
+        early = ", which shows an early sign of failing" if self.results.doubt(by) else ""
+        late = ", which fails later" if self.results.fault(by) else early
+        return f"beaten by trial {by.number}{late}"
+
+    @cached_property
+    def _holding(self) -> list[tuple[int, Point]]:
+        """Number and point of what may be picked, the pick first."""
+        ordered = sorted(self.sound, key=lambda n: (self.mark(n) != "★", n))
+        return [(number, self.results.point(self.trial[number])) for number in ordered]
 
     @cached_property
     def references(self) -> list[tuple[str, float]]:

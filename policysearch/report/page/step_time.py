@@ -5,7 +5,7 @@ from __future__ import annotations
 from policysearch.cost.price import PolicyCost
 from policysearch.report.page.element import Html, Picture, joined, tag
 from policysearch.report.page.sight import Sight
-from policysearch.report.page.svg import label, rect, shortened, svg
+from policysearch.report.page.svg import key, label, rect, shortened, svg, titled
 from policysearch.report.page.words import percent
 from policysearch.study.journal.trials import Trial
 
@@ -39,26 +39,26 @@ def draw(sight: Sight, trial: Trial) -> Html | None:
     for place, name in enumerate(names):
         y = 18.0 * place
         parts.append(label(118, y + 12, shortened(name, 18), "", "end"))
-        x = 124.0
-        for role, cls, _ in (*ROLES, ("", "oth", "")):
+        x, shapes, told = 124.0, [], []
+        for role, cls, words in (*ROLES, ("", "oth", "the rest")):
             wide = bars[name].get(role, 0.0) * scale
             if wide > 0.0:
-                parts.append(rect(x, y + 2, wide, 12, cls))
+                shapes.append(rect(x, y + 2, wide, 12, cls))
+                told.append(f"{words} {percent(bars[name][role])}")
                 x += wide
-        theirs = sum(beside.get(name, {}).values()) * scale
+        theirs = sum(beside.get(name, {}).values())
         if theirs > 0.0:
-            parts.append(rect(124, y + 1, theirs, 14, "outline", 2))
-        end = max(x, 124.0 + theirs) + 6
+            shapes.append(rect(124, y + 1, theirs * scale, 14, "outline", 2))
+            told.append(f"in float32 {percent(theirs)}")
+        parts.append(titled(joined(shapes), f"{name}: {', '.join(told)}"))
+        end = max(x, 124.0 + theirs * scale) + 6
         parts.append(label(end, y + 12, percent(sum(bars[name].values())), "small"))
     said = ", ".join(f"{n} {percent(sum(bars[n].values()))}" for n in names)
     picture = svg(440, 18.0 * len(names) + 4, *parts, label=f"Modeled time by layer: {said}")
-    note = (
-        "Modeled, as a share of float32's step. Dashed outline: what the same layer takes of it in "
-        "float32."
-    )
+    note = "Modeled; the numbers are shares of float32's whole step."
     if trial.cost.host_bound:
         note += " The host cannot launch kernels as fast as they run: launches set the step."
-    roles = _legend(bars)
+    roles = _legend(bars, bool(beside))
     return joined((picture, roles, tag("figcaption", note)))
 
 
@@ -94,15 +94,10 @@ def _largest(bars: Bars, beside: Bars) -> list[str]:
     return [*(name for name in bars if name in chosen), f"{len(rest)} others"]
 
 
-def _legend(bars: Bars) -> Html | None:
+def _legend(bars: Bars, beside: bool) -> Html:
     present = {role for row in bars.values() for role, value in row.items() if value > 0.0}
-    items = [
-        tag(
-            "li",
-            tag("svg", rect(0, 1, 12, 12, cls, 2), width="14", height="14", aria_hidden="true"),
-            said,
-        )
-        for role, cls, said in ROLES
-        if role in present
-    ]
-    return tag("ul", *items, cls="legend") if items else None
+    known = (*ROLES, ("", "oth", "the rest"))
+    items = [key(said, rect(0, 1, 12, 12, cls, 2)) for role, cls, said in known if role in present]
+    if beside:
+        items.append(key("the same layer in float32", rect(1, 1, 14, 12, "outline", 2)))
+    return tag("ul", *items, cls="legend")

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from policysearch.objective.score import share_of
-from policysearch.report.page.element import Child, Html, Section, joined, tag
+from policysearch.report.page.element import Child, Html, Section, joined, scrolled, tag
 from policysearch.report.page.sight import Sight
 from policysearch.report.page.svg import (
     Axis,
     dots,
+    key,
     label,
     line,
     rect,
     svg,
+    titled,
     upright_grid,
 )
-from policysearch.report.page.words import gap, percent, power
-from policysearch.study.journal.trials import Confirmation, Trial
+from policysearch.report.page.words import gap, percent, power, typeset
+from policysearch.study.journal.trials import (
+    GROWTH,
+    SHARE_OF_LOSS,
+    SMALL_SHARE,
+    Confirmation,
+    Trial,
+)
 from policysearch.study.results.gain import expected_gaps
+from policysearch.study.results.results import Results
 
 SECTION = Section(50, "sure", "How sure is that?", "How sure")
 
@@ -40,16 +49,33 @@ def body(sight: Sight) -> Html | None:
             f"float32's own loss moves by {power(results.noise_gap)} nats when its initial weights "
             f"are jittered by one part in a million; gaps count from ten times that on."
         )
-    matters = (
-        f"Gaps up to {power(results.matters_gap)} nats are treated as equal: "
-        f"{results.spec.objectives.matters:.3g} of what float32 learns, or what noise leaves."
+    both = tag("div", _seeds(sight, trials), _foretold(sight), cls="two")
+    return joined((tag("p", noise), tag("p", _measures(results)), _later(sight), both))
+
+
+def _measures(results: Results) -> str:
+    """Say by what a gap counts in the search, and by what a policy fails in a longer training."""
+    steps, share = results.spec.task.steps, f"{100.0 * results.spec.objectives.matters:.3g}%"
+    said = (
+        f"At the {steps} steps of the search gaps up to "
+        f"{power(results.matters_gap)} nats are treated as equal: that is {share} of what float32 "
+        "learns, or what noise leaves."
     )
-    both = tag("div", _seeds(sight, trials), _later(sight), _foretold(sight), cls="two")
-    return joined((tag("p", noise, " ", matters), both))
+    longer = [found for _, found in results.confirmed if found.float32_loss > 0.0]
+    if not longer:
+        return said
+    found = max(longer, key=lambda each: each.steps)
+    return (
+        f"There are two measures. {said} At {found.steps} steps a policy fails where its loss is "
+        f"more than {100.0 * SHARE_OF_LOSS:g}% above float32's own, or its gap has grown more than "
+        f"{GROWTH:g}-fold and is more than {100.0 * SMALL_SHARE:g}% of that. float32 has only "
+        f"{power(found.float32_loss)} nats of loss left there, so a gap that does not matter in "
+        "the search can be a failure then."
+    )
 
 
 def _seeds(sight: Sight, trials: list[Trial]) -> Html:
-    """Draw the gap of every seed, and the 95 % interval of the mean."""
+    """Draw the gap of every seed, and the 95% interval of the mean."""
     results = sight.results
     gaps = [score.loss_gap for trial in trials for score in trial.scores]
     spans = [i for t in trials if (i := results.interval(t)) is not None]
@@ -66,23 +92,32 @@ def _seeds(sight: Sight, trials: list[Trial]) -> Html:
     if edge:
         parts.append(rect(x(-edge), 4, max(1.0, x(edge) - x(-edge)), bottom - 4, "noise"))
     parts.append(line(x(0.0), 4, x(0.0), bottom, "base"))
-    for place, trial in enumerate(trials):
-        y = 18.0 + 24.0 * place
-        parts.append(label(70, y + 4, f"trial {trial.number}{sight.mark(trial.number)}", "", "end"))
-        span = results.interval(trial)
-        if span is not None:
-            parts.append(line(x(span.low), y, x(span.high), y, "step"))
-        parts.append(dots([(x(score.loss_gap), y) for score in trial.scores], "dot-other"))
-        parts.append(tag("circle", cx=round(x(trial.loss_gap), 1), cy=y, r=4, cls="dot-front"))
+    parts += [_seed_row(sight, trial, x, 18.0 + 24.0 * i) for i, trial in enumerate(trials)]
     said = ", ".join(f"trial {t.number} {gap(t.loss_gap)}" for t in trials)
     picture = svg(440, bottom + 24, *parts, label=f"Loss gaps in nats: {said}")
     note = (
-        "Loss gap in nats, logarithmic on both sides of zero. Grey: one training each. Blue: their "
-        "mean, with its 95 % interval. A bar over zero cannot be told from float32."
+        "Loss gap in nats, logarithmic on both sides of zero. A bar over zero cannot be told from "
+        "float32."
     )
-    return tag(
-        "figure", tag("h3", "Can seeds tell it from float32?"), picture, tag("figcaption", note)
+    keys = (
+        key("one training", dots([(9, 7)], "dot-other") or ""),
+        key("their mean", tag("circle", cx=9, cy=7, r=4, cls="dot-front")),
+        key("95% interval of the mean", line(0, 7, 18, 7, "step")) if spans else "",
+        key("float32's own noise", rect(0, 1, 18, 12, "noise")) if edge else "",
     )
+    head, legend = tag("h3", "Can seeds tell it from float32?"), tag("ul", *keys, cls="legend")
+    return tag("figure", head, picture, legend, tag("figcaption", note))
+
+
+def _seed_row(sight: Sight, trial: Trial, x: Axis, y: float) -> Html:
+    span, mean = sight.results.interval(trial), trial.loss_gap
+    shapes: list[Child] = [line(x(span.low), y, x(span.high), y, "step")] if span else []
+    shapes.append(dots([(x(score.loss_gap), y) for score in trial.scores], "dot-other"))
+    shapes.append(tag("circle", cx=round(x(mean), 1), cy=y, r=4, cls="dot-front"))
+    between = f", 95% between {gap(span.low)} and {gap(span.high)}" if span else ""
+    said = f"trial {trial.number}: mean {gap(mean)} nats{between}"
+    name = label(70, y + 4, f"trial {trial.number}{sight.mark(trial.number)}", "", "end")
+    return joined((name, titled(joined(shapes), said)))
 
 
 def _foretold(sight: Sight) -> Html | None:
@@ -98,19 +133,28 @@ def _foretold(sight: Sight) -> Html | None:
     for place, each in enumerate(shown):
         y, name = 18.0 + 24.0 * place, f"trial {each.trial}{sight.mark(each.trial)}"
         parts.append(label(70, y + 4, name, "", "end"))
-        parts.append(line(x(each.low), y, x(each.high), y, "step"))
-        parts.append(line(x(each.middle), y - 5, x(each.middle), y + 5, "step"))
-        parts.append(tag("circle", cx=round(x(each.gap), 1), cy=y, r=4, cls="dot-front"))
+        shapes = (
+            line(x(each.low), y, x(each.high), y, "step"),
+            line(x(each.middle), y - 5, x(each.middle), y + 5, "step"),
+            tag("circle", cx=round(x(each.gap), 1), cy=y, r=4, cls="dot-front"),
+        )
+        told = f"expected {power(each.low)} to {power(each.high)} nats, measured {power(each.gap)}"
+        parts.append(titled(joined(shapes), f"trial {each.trial}: {told}"))
     said = ", ".join(f"trial {e.trial} {gap(e.gap)} for {gap(e.middle)}" for e in shown)
     picture = svg(440, bottom + 24, *parts, label=f"Measured for expected gaps in nats: {said}")
     held = sum(each.held for each in asked)
     note = (
-        "Loss gap in nats. Bar: four in five gaps were expected there before the policy was "
-        f"trained; tick: its middle. Blue: measured. {held} of {len(asked)} lie within. Less than "
-        "noise is drawn as that much."
+        f"Loss gap in nats. {held} of {len(asked)} lie within. Less than noise is drawn as that "
+        "much."
+    )
+    bar = joined((line(0, 7, 18, 7, "step"), line(9, 3, 9, 11, "step")))
+    keys = (
+        key("measured", tag("circle", cx=9, cy=7, r=4, cls="dot-front")),
+        key("four in five were expected here before training; tick: its middle", bar),
     )
     head = tag("h3", "Did it come out as the search expected?")
-    return tag("figure", head, picture, tag("figcaption", note))
+    legend = tag("ul", *keys, cls="legend")
+    return tag("figure", head, picture, legend, tag("figcaption", note))
 
 
 def _later(sight: Sight) -> Html:
@@ -128,28 +172,27 @@ def _later(sight: Sight) -> Html:
         "Trial",
         f"gap at {results.spec.task.steps} steps",
         f"gap at {steps} steps",
+        "float32's own loss there",
+        "share",
         "verdict",
     )
     top = tag("tr", *(tag("th", name, scope="col") for name in titles))
     table = tag("table", tag("thead", top), tag("tbody", *lines), cls="list")
-    note = (
-        "In nats, on seeds that the search did not see; in brackets the share of float32's own "
-        "loss there."
-    )
-    scroll = tag("div", table, cls="scroll", tabindex=0, role="region", aria_label="Longer runs")
-    return tag("div", head, scroll, tag("p", note, cls="note"))
+    note = "In nats, on seeds that the search did not see. Share: the gap of float32's own loss."
+    return tag("div", head, scrolled(table, "Longer runs"), tag("p", note, cls="note"))
 
 
 def _longer(sight: Sight, trial: Trial, found: Confirmation) -> Html:
     fault = sight.results.fault(trial)
     share = share_of(found.loss_gap, found.float32_loss) if found.float32_loss else 0.0
-    said = f"{gap(found.loss_gap)} ({percent(max(0.0, share))})"
     number = tag("a", str(trial.number), href=sight.href(trial.number))
     return tag(
         "tr",
         tag("th", number, f" {sight.mark(trial.number)}", scope="row"),
         tag("td", gap(trial.loss_gap), cls="number"),
-        tag("td", "diverged" if found.diverged else said, cls="number"),
-        tag("td", f"fails: {fault}" if fault else "holds", cls="h3" if fault else None),
+        tag("td", "diverged" if found.diverged else gap(found.loss_gap), cls="number"),
+        tag("td", power(found.float32_loss), cls="number"),
+        tag("td", "–" if found.diverged else percent(max(0.0, share)), cls="number"),
+        tag("td", typeset(f"fails: {fault}") if fault else "holds", cls="h3" if fault else None),
         data_t=trial.number,
     )

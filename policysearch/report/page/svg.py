@@ -239,7 +239,8 @@ class Labels:
         for dx, dy, anchor in (
             *((9, -7, "start"), (-9, -7, "end"), (9, 14, "start"), (-9, 14, "end")),
             *((0, -13, "middle"), (0, 22, "middle"), (9, -19, "start"), (9, 27, "start")),
-            *((-9, -20, "end"), (-9, 27, "end"), (9, -32, "start"), (9, 40, "start")),
+            *((14, 4, "start"), (-14, 4, "end"), (-9, -20, "end"), (-9, 27, "end")),
+            *((9, -32, "start"), (9, 40, "start"), (-9, -32, "end"), (-9, 40, "end")),
         ):
             left = x + dx - {"start": 0.0, "middle": wide / 2, "end": wide}[anchor]
             box = (left, y + dy - 10, left + wide, y + dy + 3)
@@ -287,3 +288,12 @@ def upright_grid(
 def titled(element: Html, said: str) -> Html:
     """Return the element with a title that shows where it is pointed at."""
     return tag("g", Html(f"<title>{text(said)}</title>"), element)
+
+
+def key(said: str, *shapes: Child) -> Html:
+    """Return a line of a legend: what a mark says, beside the mark."""
+    return tag(
+        "li",
+        tag("svg", *shapes, width="18", height="14", viewBox="0 0 18 14", aria_hidden="true"),
+        said,
+    )

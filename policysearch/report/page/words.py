@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
 
-from policysearch.formats import format_named
-from policysearch.policy.policy import LayerPolicy, Policy
+from policysearch.formats import FORMATS, format_named
+from policysearch.policy.policy import Policy
 from policysearch.values import NO_LAYER
 
 SHORT: Mapping[str, str] = MappingProxyType(
@@ -52,7 +54,8 @@ def power(value: float, digits: int = 1, sign: bool = False) -> str:
     lead = ("−" if value < 0 else "+") if sign else ("−" if value < 0 else "")
     size = abs(value)
     if 0.001 <= size < 10000.0:
-        return f"{lead}{size:.{digits + 1}g}"
+        said = f"{size:#.{digits + 1}g}" if size < 10.0**digits else f"{size:.0f}"
+        return f"{lead}{said.removesuffix('.')}"
     mantissa, exponent = f"{size:.{digits}e}".split("e")
     if mantissa == "1":
         return f"{lead}10{str(int(exponent)).translate(_RAISED)}"
@@ -87,41 +90,61 @@ def seconds(count: float) -> str:
 
 
 def formats_said(policy: Policy) -> str:
-    """Return which layers compute in what: "float16 in conv1 to flatten, float32 in fc1".
+    """Return which layers are to compute in what: "float16 in conv1 to flatten, float32 in fc1"."""
+    return spans([(name or NO_LAYER, layer.compute) for name, layer in policy.layers], "layers")
+
+
+def spans(pairs: Sequence[tuple[str, str]], what: str) -> str:
+    """Return (name, format) pairs in words, neighbours together; counts where they are many.
 
     Formats that are for operands alone are said of products.
     """
-    layers = policy.layers
-    runs = [list(rows) for _, rows in groupby(layers, key=lambda row: row[1].compute)]
+    runs = [list(rows) for _, rows in groupby(pairs, key=lambda pair: pair[1])]
     if len(runs) == 1:
-        return f"{_computed(layers[0][1].compute)} throughout"
+        return f"{_computed(pairs[0][1])} throughout"
     if len(runs) <= MOST_GROUPS:
-        return ", ".join(f"{_computed(rows[0][1].compute)} in {_span(rows)}" for rows in runs)
+        return ", ".join(f"{_computed(run[0][1])} in {span([n for n, _ in run])}" for run in runs)
     return ", ".join(
-        f"{_computed(name)} in {n} of {len(layers)} layers" for name, n in counts(policy)
+        f"{_computed(name)} in {n} of {len(pairs)} {what}"
+        for name, n in Counter(form for _, form in pairs).most_common()
     )
 
 
 def _computed(name: str) -> str:
-    return f"{name} products" if format_named(name).operands_only else name
+    alone = name in FORMATS and format_named(name).operands_only
+    return f"{name} products" if alone else name
 
 
-def counts(policy: Policy) -> list[tuple[str, int]]:
-    """Return (format, layers that compute in it), the most frequent first."""
-    sums: dict[str, int] = {}
-    for _, layer in policy.layers:
-        sums[layer.compute] = sums.get(layer.compute, 0) + 1
-    return sorted(sums.items(), key=lambda pair: (-pair[1], pair[0]))
-
-
-def _span(rows: list[tuple[str, LayerPolicy]]) -> str:
-    names = [name or NO_LAYER for name, _ in rows]
-    if len(names) < 3:
-        return " and ".join(names)
-    return f"{names[0]} to {names[-1]}"
+def span(names: Sequence[str]) -> str:
+    """Return names of neighbours, from the first to the last."""
+    return " and ".join(names) if len(names) < 3 else f"{names[0]} to {names[-1]}"
 
 
 def sentence(parts: Iterable[str]) -> str:
     """Return parts as one sentence."""
     said = "; ".join(part for part in parts if part)
     return f"{said[0].upper()}{said[1:]}." if said else ""
+
+
+_TYPED = re.compile(
+    r"(?P<power>(?<![\w./+-])[+-]?\d(?:\.\d+)?e[+-]?\d+(?!\w|\.\w))"
+    r"|(?P<times>(?<![\w.-])\d+(?:\.\d+)?)x(?!\w)"
+    r"|(?P<share>\d) %"
+    r"|(?P<about>\+-)(?= ?\d)"
+    r"|(?P<minus>(?<![^ (])-)(?=\d)"
+)
+
+
+def typeset(said: str) -> str:
+    """Return a sentence that terminals show, its numbers written as this page writes them.
+
+    1.15x is 1.15×, 95 % is 95%, +6.2e-05 is +6.2×10⁻⁵ and -0.1 is −0.1.
+    """
+    return _TYPED.sub(_typed, said)
+
+
+def _typed(found: re.Match[str]) -> str:
+    kind, said = found.lastgroup, found[found.lastgroup or 0]
+    if kind == "power":
+        return power(float(said), sign=said[0] == "+")
+    return {"times": f"{said}×", "share": f"{said}%", "about": "±"}.get(kind or "", "−")
