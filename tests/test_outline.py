@@ -123,6 +123,8 @@ def test_what_a_script_makes_is_found_with_the_arguments_that_it_wants(folder: P
         "(nets: Block(width), Classifier(), build(args); loaders: loaders(batch))"
     )
     assert outline(SCRIPT).scripts == ("script",)
+    taken = SCRIPT.replace("def script():", "def read(steps):")
+    assert outline(taken + "\ndef short():\n    return read(6)\n").scripts == ("short",)
 
 
 @pytest.mark.parametrize(

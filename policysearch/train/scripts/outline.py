@@ -58,7 +58,7 @@ def outline_of(path: Path) -> Outline | None:
     return Outline(
         tuple(_called(node) for node in made if node.name in (*nets, *built)),
         tuple(_called(node) for node in made if _returns(node, ("DataLoader",))),
-        tuple(node.name for node in made if _returns(node, READERS)),
+        tuple(_scripts(made)),
         trained[0].lineno if trained else 0,
         next(_at_import(tree.body, made), 0),
         loop_of(tree, trained[0]) if trained else None,
@@ -74,6 +74,14 @@ def _modules(made: Sequence[Made]) -> list[str]:
             if any(base in found or base in MODULES for base in bases):
                 found.append(node.name)
     return found
+
+
+def _scripts(made: Sequence[Made]) -> list[str]:
+    """Return the functions without arguments that give a script, what others make of one too."""
+    giving: list[str] = []
+    for _ in made:
+        giving = [node.name for node in made if _returns(node, (*READERS, *giving))]
+    return [node.name for node in made if node.name in giving and _called(node).endswith("()")]
 
 
 def _returns(made: Made, names: Sequence[str]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from policysearch.data.datasets import Dataset
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
-from policysearch.train.groups import Group
+from policysearch.train.groups import Group, by_parameter
 from policysearch.train.tasks import Task
 from policysearch.train.user_code import found_from, result_of
 from policysearch.values import InputError, one_of
@@ -46,6 +46,7 @@ class Script:
     ) -> Script:
         """Return the script with these, and lines of `taken` that say them before the others."""
         made = replace(self, recipe=recipe, baseline=baseline, loss_scale=loss_scale)
+        by_parameter(made.task.groups, made.model.parameters())
         return replace(made, taken=(*made._recipe_lines(), *self.taken))
 
     def _recipe_lines(self) -> Iterator[str]:
