@@ -15,7 +15,8 @@ def torch_schedule(optimizer: Any, task: Task) -> Any:
     if row.kind.startswith("hf."):
         return hugging_face_schedule(optimizer, task)
     period = row.period_steps or max(task.steps - row.warmup_steps, 1)
-    least = row.final_factor * task.learning_rate
+    least = row.least_rate or row.final_factor * task.learning_rate
+    ends, peak = row.momenta or (0.95, 0.85)
     after = {
         "constant": lambda: of.ConstantLR(optimizer, 1.0),
         "step": lambda: of.StepLR(optimizer, row.period_steps, row.factor),
@@ -33,7 +34,9 @@ def torch_schedule(optimizer: Any, task: Task) -> Any:
             total_steps=task.steps,
             pct_start=row.peak_share,
             anneal_strategy={"cosine": "cos", "linear": "linear"}[row.shape],
-            cycle_momentum=False,
+            cycle_momentum=bool(row.momenta),
+            max_momentum=ends,
+            base_momentum=peak,
             div_factor=row.start_divisor,
             final_div_factor=row.end_divisor,
             three_phase=row.three_phase,

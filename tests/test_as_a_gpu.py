@@ -30,6 +30,7 @@ CALLS: Mapping[str, Callable[[Any, Any], Any]] = {
         x[None], 0.25 * w[None, ..., :2], align_corners=False
     ),
     "conv1d": lambda x, w: F.conv1d(x, w, padding=1),
+    "conv_transpose1d": lambda x, w: F.conv_transpose1d(x, w, stride=2, padding=1),
 }
 
 

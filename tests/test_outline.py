@@ -118,26 +118,94 @@ def test_what_a_script_makes_is_found_with_the_arguments_that_it_wants(folder: P
     assert (found.scripts, found.at_import) == ((), 0)
     assert PLAIN.splitlines()[found.trains - 1].strip() == "loss.backward()"
     assert found.words == (
-        "a function script() that returns policysearch.from_loader(net, loader, loss=..., "
-        "optimizer=optimizer, scheduler=scheduler, steps=...) "
+        "a function script() of the lines of run() before line 33 that ends in `return "
+        "policysearch.from_loader(net, loader, loss=..., optimizer=optimizer, steps=...)` "
         "(nets: Block(width), Classifier(), build(args); loaders: loaders(batch))"
     )
     assert outline(SCRIPT).scripts == ("script",)
+    taken = SCRIPT.replace("def script():", "def read(steps):")
+    assert outline(taken + "\ndef short():\n    return read(6)\n").scripts == ("short",)
 
 
 @pytest.mark.parametrize(
-    "text, reader, nets",
-    [(TRAINER, "from_trainer", ()), (LIGHTNING, "from_lightning", ("Net()",))],
-    ids=["trainer", "lightning"],
+    "text, call, nets",
+    [
+        (TRAINER, "from_trainer(trainer)", ()),
+        (LIGHTNING, "from_lightning(Net(), Digits(), L.Trainer(max_epochs=1))", ("Net()",)),
+        (
+            LIGHTNING.replace("fit(Net(), Digits())", "fit(model=net, datamodule=data)"),
+            "from_lightning(net, data, L.Trainer(max_epochs=1))",
+            ("Net()",),
+        ),
+    ],
+    ids=["trainer", "lightning", "named"],
 )
 def test_trainers_of_others_are_named(
-    text: str, reader: str, nets: tuple[str, ...], folder: Path
+    text: str, call: str, nets: tuple[str, ...], folder: Path
 ) -> None:
     found = outline(text)
-    assert (found.reader[0], found.nets, found.at_import) == (reader, nets, 0)
+    assert (found.loop and found.loop.call, found.nets) == (f"policysearch.{call}", nets)
+    assert found.at_import == 0
     assert found.trains == 1 + [
         "trainer.train()" in line or ".fit(" in line for line in text.splitlines()
     ].index(True)
+
+
+LOOP = """
+def train(cfg):
+    accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=cfg.parts)
+    model, opt, train_dl, lr_sched = accelerator.prepare(*setup(cfg))
+    for epoch in tqdm(range(cfg.epochs)):
+        for i, batch in enumerate(tqdm(train_dl)):
+            loss = compute_loss(model, batch)
+            accelerator.backward(loss)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=cfg.clip)
+            opt.step()
+            lr_sched.step()
+
+def compute_loss(model, batch):
+    return model(**batch).loss
+"""
+SCALED = """
+criterion = nn.BCEWithLogitsLoss()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.99))
+
+def main():
+    for step in range(1, 1001):
+        with torch.autocast("cuda", dtype=torch.float16):
+            x, y = next(stream)
+            loss = criterion(net(x), y)
+            loss = loss / 8
+        scaler.scale(loss).backward()
+        nn.utils.clip_grad_value_(net.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    "text, call",
+    [
+        (
+            LOOP,
+            "model, train_dl, loss=compute_loss, optimizer=opt, scheduler=lr_sched, "
+            'precision="bf16", accumulation_steps=cfg.parts, clip_norm=cfg.clip, epochs=cfg.epochs',
+        ),
+        (
+            SCALED,
+            "net, stream, loss=criterion, optimizer=optimizer, scaler=scaler, ema_decay=0.99, "
+            'precision="fp16", clip_value=0.5, accumulation_steps=8, steps=1000',
+        ),
+    ],
+    ids=["accelerate", "scaled"],
+)
+def test_a_loop_is_read_with_its_own_names(text: str, call: str, folder: Path) -> None:
+    loop = outline(text).loop
+    assert loop is not None and loop.function in ("train", "main")
+    assert text.splitlines()[loop.line - 1].strip().startswith("for ")
+    assert sorted(loop.call.split("(", 1)[1][:-1].split(", ")) == sorted(call.split(", "))
 
 
 def test_a_training_at_import_is_found_through_functions_and_nothing_else_is(folder: Path) -> None:

@@ -27,6 +27,7 @@ TORCH = [
     Schedule("polynomial", power=2.0, period_steps=700),
     Schedule("cosine"),
     Schedule("cosine", final_factor=0.1),
+    Schedule("cosine", least_rate=0.0017),
     Schedule("cosine", period_steps=333),
     Schedule("cosine_restarts", period_steps=90, final_factor=0.01),
     Schedule("cosine_restarts", period_steps=40, period_factor=2),
@@ -36,6 +37,9 @@ CYCLES = [
     Schedule("one_cycle", peak_share=0.0, end_divisor=10.0),
     Schedule("one_cycle", peak_share=0.25, start_divisor=7.3, three_phase=True),
     Schedule("one_cycle", shape="linear", peak_share=0.41),
+    Schedule("one_cycle", momenta=(0.95, 0.85)),
+    Schedule("one_cycle", momenta=(0.97, 0.6), three_phase=True, peak_share=0.3),
+    Schedule("one_cycle", momenta=(0.8, 0.9), shape="linear"),
 ]
 HUGGING_FACE = [
     Schedule("hf.constant_with_warmup"),

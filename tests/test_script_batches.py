@@ -15,6 +15,7 @@ import torch
 
 import policysearch as ps
 from policysearch.policy.presets import preset
+from policysearch.train.scripts.recipe import recorded
 from policysearch.train.training import train
 from tests.test_scripts import Points, as_dict, loss_of_dict, net, read
 
@@ -91,25 +92,30 @@ def test_words_of_every_example_are_left_out_and_a_step_that_reads_them_is_refus
         read(tmp_path, given, loss=lambda m, b: loss_of_dict(m, b) * len(b["id"]), steps=5)
 
 
-def test_a_scheduler_that_moves_momentum_too_is_refused(tmp_path: Path) -> None:
-    """It once trained with the momentum of the first step; one cycle moves it by default."""
+def test_a_scheduler_that_ends_before_the_run_or_moves_more_is_refused(tmp_path: Path) -> None:
     cycle = torch.optim.lr_scheduler.OneCycleLR
     with pytest.raises(ps.InputError, match=r"scheduler, step \d+: Tried to step"):
         module = net()
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         scheduler = cycle(optimizer, 0.1, total_steps=4, cycle_momentum=False)
         read(tmp_path, module=module, optimizer=optimizer, scheduler=scheduler, steps=12)
-    for kind, cycles in ((torch.optim.SGD, True), (torch.optim.AdamW, True), (torch.optim.SGD, 0)):
-        module = net()
-        options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
-        optimizer = kind(module.parameters(), lr=0.1, **options)
-        scheduler = cycle(optimizer, 0.1, total_steps=20, cycle_momentum=bool(cycles))
-        given = {"module": module, "optimizer": optimizer, "scheduler": scheduler, "steps": 12}
-        if not cycles:
-            assert read(tmp_path, **given).task.momentum == 0.9
-            continue
-        with pytest.raises(ps.InputError, match=r"scheduler, step 1: (momentum|betas) .* rates al"):
-            read(tmp_path, **given)
+    optimizer = torch.optim.SGD(net().parameters(), lr=0.1, momentum=0.9)
+    scheduler = cycle(optimizer, 0.1, total_steps=20, cycle_momentum=False)
+    assert read(tmp_path, module=net(), steps=12).task.momentum == 0.9
+
+    class Decaying(torch.optim.lr_scheduler.LambdaLR):
+        def step(self, epoch: Any = None) -> None:
+            super().step(epoch)
+            self.optimizer.param_groups[0]["weight_decay"] = 0.1 * self.last_epoch
+
+    scheduler = Decaying(optimizer, lambda step: 1.0)
+    with pytest.raises(ps.InputError, match=r"step 1: weight_decay 0.1 after 0.0; .* momentum alo"):
+        recorded(optimizer, [(scheduler, 1)], 5)
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    optimizer = torch.optim.SGD([{"params": [p]} for p in weights], lr=0.1)
+    own = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda s: 1.0, lambda s: 0.9**s])
+    with pytest.raises(ps.InputError, match=r"scheduler, step 1: .* expected one schedule for all"):
+        recorded(optimizer, [(own, 1)], 5)
 
 
 def drawn() -> tuple[Any, Any]:

@@ -451,9 +451,10 @@ def test_recipe_precision_and_scaler_are_listed_and_go_into_the_study(tmp_path: 
     scaler = torch.amp.GradScaler("cpu", growth_interval=7, **numbers)  # type: ignore[arg-type]
     given = {"module": module, "optimizer": optimizer, "scheduler": scheduler, "clip_norm": 0.5}
     script = read(tmp_path, precision="fp16", scaler=scaler, **given)
-    assert script.taken[:5] == (
+    assert script.taken[:6] == (
         "optimizer: adamw, learning_rate 0.02, weight_decay 0.01, beta1 0.8, beta2 0.9, "
         "epsilon 1e-06",
+        "steps: 6, the loss of the last 1 is reported",
         "schedule: 6 rates, from 0.02 to 0.01",
         "clip_norm: 0.5",
         "precision: torch.autocast.float16, the baseline of the study",

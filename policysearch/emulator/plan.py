@@ -277,6 +277,8 @@ def fused_update(plan: Plan, unrounded: Node | None, members: Sequence[Node]) ->
         velocity = plan.graph.nodes[step.inputs[1]]
         if velocity.op.name != "sgd_velocity" or velocity not in members:
             continue
+        if "momentum" not in velocity.attributes:
+            continue  # it is fed
         if plan.readers[velocity.id][0] is not step:
             continue  # who reads it before the step would find it not yet computed
         if velocity.format == "float32" and {velocity.id, step.id} <= plan.in_source.keys():

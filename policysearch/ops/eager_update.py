@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from policysearch.graph import Attrs, FloatArray
-from policysearch.ops.optimizers import double, single, update_op
+from policysearch.ops.optimizers import double, fed_or, first_beta, single, update_op
 
 
 def _add_damped(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
@@ -20,8 +20,9 @@ def _add_damped(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 
 
 def _add_lookahead(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    grad, velocity = inputs
-    return grad + velocity * np.float32(attrs["momentum"])
+    grad, velocity, *fed = inputs
+    ahead: FloatArray = grad + velocity * fed_or(fed, attrs.get("momentum", 0.0))
+    return ahead
 
 
 def _add_square(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
@@ -44,8 +45,8 @@ def _shrink(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 
 
 def _move(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    parameter, m, denominator, rate, step = inputs
-    change = -double(rate) / (1.0 - attrs["beta1"] ** double(step))
+    parameter, m, denominator, rate, step, *share = inputs
+    change = -double(rate) / (1.0 - first_beta(share, attrs) ** double(step))
     return parameter + m * single(change) / denominator
 
 

@@ -33,9 +33,15 @@ def single(number: Any) -> Any:
     return np.float32(number) if isinstance(number, float) else number.astype(np.float32)
 
 
+def fed_or(fed: Sequence[FloatArray], number: float) -> Any:
+    """Return the number that is fed, if one is, or this one in float32."""
+    return fed[0] if fed else np.float32(number)
+
+
 def _velocity(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    velocity, grad = inputs
-    return velocity * np.float32(attrs["momentum"]) + grad
+    velocity, grad, *fed = inputs
+    moved: FloatArray = velocity * fed_or(fed, attrs.get("momentum", 0.0)) + grad
+    return moved
 
 
 def _step(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
@@ -49,8 +55,9 @@ def _weight_decay(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 
 
 def _first_moment(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    moment, grad = inputs
-    return moment + (grad - moment) * np.float32(1.0 - attrs["beta1"])
+    moment, grad, *fed = inputs
+    moved: FloatArray = moment + (grad - moment) * fed_or(fed, 1.0 - attrs.get("beta1", 0.0))
+    return moved
 
 
 def _second_moment(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
@@ -59,10 +66,15 @@ def _second_moment(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     return moment * keep + grad * share * grad
 
 
+def first_beta(share: Sequence[FloatArray], attrs: Attrs) -> Any:
+    """Return beta1 in float64: of the `share`, 1 - beta1, that is fed, if one is."""
+    return 1.0 - double(share[0]) if share else float(attrs["beta1"])
+
+
 def _adam_step(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     """As torch.optim.AdamW: decay first, then m / (sqrt(v / correction2) + epsilon)."""
-    parameter, m, v, rate, step = inputs
-    beta1, beta2 = float(attrs["beta1"]), float(attrs["beta2"])
+    parameter, m, v, rate, step, *share = inputs
+    beta1, beta2 = first_beta(share, attrs), float(attrs["beta2"])
     lr, count, decay = double(rate), double(step), float(attrs.get("weight_decay", 0.0))
     root: FloatArray = np.sqrt(v)
     deviation = root / single(np.sqrt(1.0 - beta2**count)) + np.float32(attrs["epsilon"])
@@ -91,17 +103,21 @@ def _lion_m(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 
 
 sgd_velocity = update_op("sgd_velocity", _velocity, 2)
-"""momentum * velocity + grad (torch.optim.SGD without dampening)."""
+"""momentum * velocity + grad (torch.optim.SGD without dampening); momentum may be fed."""
 sgd_step = update_op("sgd_step", _step, 2)
 """parameter - learning_rate * direction."""
 weight_decay = update_op("weight_decay", _weight_decay, 2)
 """grad + weight_decay * parameter (the coupled L2 penalty of SGD and Adam)."""
 adam_m = update_op("adam_m", _first_moment, 3)
-"""m + (1 - beta1) * (grad - m) (Kingma and Ba, arXiv 1412.6980; torch's `lerp_`)."""
+"""m + (1 - beta1) * (grad - m) (Kingma and Ba, arXiv 1412.6980; torch's `lerp_`).
+
+1 - beta1 may be fed."""
 adam_v = update_op("adam_v", _second_moment, 4)
 """beta2 * v + (1 - beta2) * grad^2 (Kingma and Ba, arXiv 1412.6980)."""
 adam_step = update_op("adam_step", _adam_step, 8)
-"""One Adam or (with the `weight_decay` attribute, decoupled) AdamW step; `step` counts from 1."""
+"""One Adam or (with the `weight_decay` attribute, decoupled) AdamW step; `step` counts from 1.
+
+1 - beta1 may be fed."""
 root_step = update_op("root_step", _root_step, 5)
 """parameter - learning_rate * grad / (sqrt(squares) + epsilon): RMSprop's step, and Adagrad's."""
 lion_step = update_op("lion_step", _lion_step, 7)

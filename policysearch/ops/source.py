@@ -33,7 +33,8 @@ def own(name: str) -> str:
 
 LOSS_SCALE, INVERSE_SCALE = own("loss_scale"), own("inverse_scale")
 LEARNING_RATE, STEP_NUMBER, TARGETS = own("learning_rate"), own("step"), own("targets")
-"""What the trainer feeds besides the inputs of the net."""
+MOMENTUM, MOMENTUM_SHARE = own("momentum"), own("momentum_share")
+"""What the trainer feeds besides the inputs of the net. The share is 1 - momentum."""
 
 AVERAGE = ".ema"
 """What follows the name of a parameter in that of its moving average."""
@@ -57,6 +58,11 @@ def is_whole(node: Node) -> bool:
 def is_rate(node: Node) -> bool:
     """Return whether a node is the learning rate, of all parameters or of a group."""
     return node.name == LEARNING_RATE or RATE_FACTOR in node.attributes
+
+
+def is_number(node: Node) -> bool:
+    """Return whether a node is a number of the update that a schedule moves."""
+    return is_rate(node) or node.name in (MOMENTUM, MOMENTUM_SHARE)
 
 
 data = _source("data")

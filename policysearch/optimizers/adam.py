@@ -20,6 +20,7 @@ from policysearch.ops.eager_update import (
 )
 from policysearch.ops.elementwise import scale
 from policysearch.ops.optimizers import adam_m, adam_step, adam_v
+from policysearch.ops.source import MOMENTUM_SHARE
 from policysearch.optimizers.optimizer import (
     ADDC,
     DIVIDE,
@@ -41,13 +42,14 @@ MOMENTS: Passes = (LERP, MULTIPLY, SQUARE, ROOT, DIVIDE, MULTIPLY)
 
 
 def _emit(b: Builder, optimizer: Optimizer, at: Place) -> tuple[tuple[int, ...], int]:
-    m = b.emit(adam_m, at.states[0], at.grad, attrs={"beta1": optimizer.beta1})
+    first: dict[str, Any] = {} if at.cycled else {"beta1": optimizer.beta1}
+    m = b.emit(adam_m, at.states[0], at.grad, *at.cycled, attrs=first)
     v = b.emit(adam_v, at.states[1], at.grad, attrs={"beta2": optimizer.beta2})
-    attrs: dict[str, Any] = {name: getattr(optimizer, name) for name in ("beta1", "beta2")}
-    attrs["epsilon"] = optimizer.epsilon
+    attrs = {**first, "beta2": optimizer.beta2, "epsilon": optimizer.epsilon}
     if optimizer.rule.decoupled:
         attrs["weight_decay"] = at.decay
-    return (m, v), b.emit(adam_step, at.parameter, m, v, at.rate, at.step, attrs=attrs)
+    fed = at.rate, at.step, *at.cycled
+    return (m, v), b.emit(adam_step, at.parameter, m, v, *fed, attrs=attrs)
 
 
 def eager_second_moment(emit: EmitOne, attrs: Attrs, inputs: Sequence[int]) -> int:
@@ -59,13 +61,13 @@ def eager_second_moment(emit: EmitOne, attrs: Attrs, inputs: Sequence[int]) -> i
 
 def _eager_step(emit: EmitOne, attrs: Attrs, inputs: Sequence[int]) -> int:
     """As `_single_tensor_adam`: decay, root, bias correction, epsilon and the step, each stored."""
-    parameter, m, v, rate, step = inputs
+    parameter, m, v, rate, step, *share = inputs
     if attrs.get("weight_decay"):
         parameter = emit(adam_shrunk, parameter, rate, attrs=attrs)
     root = emit(adam_root, v)
     root = emit(adam_corrected, root, step, attrs=attrs)
     root = emit(adam_epsilon, root, attrs=attrs)
-    return emit(adam_moved, parameter, m, root, rate, step, attrs=attrs)
+    return emit(adam_moved, parameter, m, root, rate, step, *share, attrs=attrs)
 
 
 def moments_of(
@@ -114,6 +116,7 @@ ADAM = Rule(
     torch=TorchClass("Adam", _arguments),
     eager={"adam_v": eager_second_moment, "adam_step": _eager_step},
     addends={"adam_step": "epsilon"},
+    cycles=("beta1", MOMENTUM_SHARE),
 )
 
 ADAMW = replace(

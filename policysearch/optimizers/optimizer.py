@@ -42,7 +42,7 @@ class Place:
 
     `states` are in the order of the row, `grad` is the unscaled gradient, with coupled weight decay
     already added, `step` a scalar that counts updates from 1, and `decay` the weight decay that the
-    update itself has to do.
+    update itself has to do. `cycled` is the number that a schedule moves, () where none does.
     """
 
     parameter: int
@@ -51,6 +51,7 @@ class Place:
     rate: int
     step: int
     decay: float
+    cycled: tuple[int, ...] = ()
 
 
 class EmitOne(Protocol):
@@ -107,7 +108,7 @@ class Rule:
     `gradients` are ops whose result is a gradient still, kept in the format of its parameter, and
     `numbers` those whose result is the number of an addition; `epsilon_of` are ops whose `epsilon`
     is that of the format a parameter is stored in. `elementwise`: no value of an update depends on
-    values at other places.
+    values at other places. `cycles`: the setting that a schedule may move, and what is then fed.
 
     For its price: passes in one kernel (`fused`: torch's `fused=True`, Apex; () where no library
     has one) and op by op (`separate`: torch's own implementation). `aside`: temporaries per
@@ -134,6 +135,7 @@ class Rule:
     numbers: tuple[str, ...] = ()
     epsilon_of: tuple[str, ...] = ()
     elementwise: bool = True
+    cycles: tuple[str, str] | None = None
     shapes: Callable[[Shape], tuple[Shape, ...]] | None = None
     axes: tuple[int, int] = (0, 99)
     others: Rule | None = None
@@ -205,6 +207,7 @@ class Optimizer:
     - `weight_decay_for`: "all" parameters, or "matrices", without biases and the weights of norms.
     - `ema_decay`: a moving average of the parameters is kept beside them, in the format
       `ema_storage`.
+    - `cycled`: the momentum, or `beta1`, is fed at every step as the rate is.
     """
 
     kind: OptimizerKind = "momentum"
@@ -218,9 +221,16 @@ class Optimizer:
     decays: Decays = "all"
     ema_decay: float | None = None
     ema_storage: str = "float32"
+    cycled: bool = False
 
     def __post_init__(self) -> None:
         one_of("optimizer", self.kind, trained())
+        if self.cycled and (self.rule.cycles is None or self.dampening):
+            kinds = " or ".join(repr(row.name) for row in rules().values() if row.cycles)
+            raise InputError(
+                f"optimizer {self.kind!r}, dampening {self.dampening:g}: the schedule moves "
+                f"momentum; expected kind {kinds} without dampening"
+            )
         for name in ("momentum", "beta1", "beta2"):
             number(f"optimizer {name}", getattr(self, name), 0.0, 1.0 - 2.0**-24)
         number("optimizer dampening", self.dampening, 0.0, 1.0)
@@ -279,10 +289,12 @@ def emit_update(
     grad: int,
     learning_rate: int,
     step: int,
+    cycled: tuple[int, ...] = (),
 ) -> list[tuple[int, int]]:
     """Emit one parameter's update; return the (source, new value) pairs it makes.
 
-    `grad` is the unscaled gradient, `step` a scalar that counts updates from 1.
+    `grad` is the unscaled gradient, `step` a scalar that counts updates from 1, `cycled` the number
+    that a schedule moves, if one does.
     """
     rule = optimizer.rule.of(b.shape(parameter))
     assert rule.emit is not None, rule.name
@@ -290,7 +302,7 @@ def emit_update(
     decay = optimizer.weight_decay if decays else 0.0
     if decay and not rule.decoupled:
         grad = b.emit(weight_decay, grad, parameter, attrs={"weight_decay": decay})
-    place = Place(parameter, states, grad, learning_rate, step, decay)
+    place = Place(parameter, states, grad, learning_rate, step, decay, cycled)
     new_states, new = rule.emit(b, optimizer, place)
     return [*zip(states, new_states, strict=True), (parameter, new)]
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 from policysearch.graph import Attrs
 from policysearch.ops.builder import Builder
 from policysearch.ops.eager_update import add_damped, sgd_nesterov
-from policysearch.ops.elementwise import add, scale
+from policysearch.ops.elementwise import add, multiply, scale
 from policysearch.ops.optimizers import sgd_step, sgd_velocity
+from policysearch.ops.source import MOMENTUM as FED
 from policysearch.optimizers.optimizer import (
     ADD,
     MULTIPLY,
@@ -28,22 +29,26 @@ def _emit_sgd(b: Builder, optimizer: Optimizer, at: Place) -> tuple[tuple[int, .
 
 
 def _emit_momentum(b: Builder, optimizer: Optimizer, at: Place) -> tuple[tuple[int, ...], int]:
-    momentum = {"momentum": optimizer.momentum}
+    momentum = {} if at.cycled else {"momentum": optimizer.momentum}
     if optimizer.dampening and optimizer.momentum:  # torch dampens with momentum only
         share = {"share": 1.0 - optimizer.dampening}
         decayed = b.emit(scale, at.states[0], attrs={"factor": optimizer.momentum})
         velocity = b.emit(add_damped, decayed, at.grad, at.step, attrs=share)
     else:
-        velocity = b.emit(sgd_velocity, at.states[0], at.grad, attrs=momentum)
-    ahead = optimizer.nesterov
-    direction = b.emit(sgd_nesterov, at.grad, velocity, attrs=momentum) if ahead else velocity
+        velocity = b.emit(sgd_velocity, at.states[0], at.grad, *at.cycled, attrs=momentum)
+    direction = velocity
+    if optimizer.nesterov:
+        direction = b.emit(sgd_nesterov, at.grad, velocity, *at.cycled, attrs=momentum)
     return (velocity,), b.emit(sgd_step, at.parameter, direction, at.rate)
 
 
 def _eager_velocity(emit: EmitOne, attrs: Attrs, inputs: Sequence[int]) -> int:
     """As torch's `buf.mul_(momentum).add_(grad)`: on vectors the product is not rounded alone."""
-    velocity, grad = inputs
-    decayed = emit(scale, velocity, attrs={"factor": attrs["momentum"]}, fused=True)
+    velocity, grad, *fed = inputs
+    if fed:
+        decayed = emit(multiply, velocity, *fed, fused=True)
+    else:
+        decayed = emit(scale, velocity, attrs={"factor": attrs["momentum"]}, fused=True)
     return emit(add, decayed, grad)
 
 
@@ -92,6 +97,7 @@ MOMENTUM = replace(
     eager={"sgd_velocity": _eager_velocity},
     addends={"sgd_step": RATE, "sgd_nesterov": "momentum", "add_damped": "share"},
     gradients=("sgd_nesterov",),
+    cycles=("momentum", FED),
 )
 
 

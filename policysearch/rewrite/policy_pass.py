@@ -13,7 +13,7 @@ from policysearch.graph import Graph, Node
 from policysearch.ops import composite
 from policysearch.ops.builder import without_unread
 from policysearch.ops.rounded_norms import ROUNDED_NORMS
-from policysearch.ops.source import BACK, IN_PLACE, NUMBER, is_rate
+from policysearch.ops.source import BACK, IN_PLACE, NUMBER, is_number
 from policysearch.policy.policy import Policy
 from policysearch.policy.preset_row import MOVES, NORMS
 from policysearch.rewrite.casting import Casting, deciding, widest
@@ -296,7 +296,7 @@ def _update(at: Casting, update: Node) -> int:
     stored = None if source is None else at.format(at.new[source])
     rate = at.updating.rate_format(update, stored)
     inputs = [
-        at.operand(i, rate, update) if is_rate(at.graph.nodes[i]) else _reduced(at, i, update)
+        at.operand(i, rate, update) if is_number(at.graph.nodes[i]) else _reduced(at, i, update)
         for i in update.inputs
     ]
     formats = [at.format(at.new[i]) for i in update.inputs]

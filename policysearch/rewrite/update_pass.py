@@ -106,7 +106,7 @@ class UpdatePass:
             node = replace(node, attrs=(*node.attrs, ("inner", formats[1])))
         written = stored or self._between(node)
         number = addends().get(node.op.name, RATE)
-        if number != RATE and self.policy.optimizer_scalars == "storage":
+        if number in node.attributes and self.policy.optimizer_scalars == "storage":
             node = _with_rounded(node, number, written)
         order = eager_orders().get(node.op.name)
         if order is None:
@@ -122,9 +122,12 @@ class UpdatePass:
         return order(emit, node.attributes, inputs)
 
     def rate_format(self, node: Node, stored: str | None) -> str:
-        """Return the format of the learning rate that `node` reads."""
+        """Return the format of the learning rate, or of the momentum, that `node` reads."""
         rounded = self.eager and self.policy.optimizer_scalars == "storage"
-        return stored if rounded and stored and addends().get(node.op.name) == RATE else "float32"
+        number = addends().get(node.op.name)
+        if not rounded or number is None or number in node.attributes:
+            return "float32"
+        return stored or self._between(node)
 
     def gradient_format(self, layer: str) -> str:
         """Return the format in which an update keeps the gradients of a layer's parameters."""

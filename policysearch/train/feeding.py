@@ -20,6 +20,8 @@ from policysearch.ops.source import (
     INVERSE_SCALE,
     LEARNING_RATE,
     LOSS_SCALE,
+    MOMENTUM,
+    MOMENTUM_SHARE,
     RATE_FACTOR,
     STEP_NUMBER,
     TARGETS,
@@ -136,14 +138,22 @@ def _write_targets(where: str, targets: FloatArray, labels: Array) -> None:
 
 
 def feed_scalars(
-    step: Step, loss_scale: float, learning_rate: float = 0.0, number: int = 1
+    step: Step,
+    loss_scale: float,
+    learning_rate: float = 0.0,
+    number: int = 1,
+    momentum: float | None = None,
 ) -> None:
-    """Write the loss scale and its inverse, the learning rate and the number of the step."""
+    """Write the loss scale and its inverse, the learning rate and the number of the step.
+
+    And the momentum, where a schedule moves it.
+    """
     scalars = {
         LOSS_SCALE: loss_scale,
         INVERSE_SCALE: inverse(loss_scale),
         LEARNING_RATE: learning_rate,
         STEP_NUMBER: number,
+        **({} if momentum is None else {MOMENTUM: momentum, MOMENTUM_SHARE: 1.0 - momentum}),
     }
     for name in scalars.keys() & step.arrays.keys():
         step.arrays[name][...] = scalars[name]

@@ -64,11 +64,16 @@ class Group:
     @property
     def words(self) -> str:
         """What sets the group apart, in a few words."""
+        return f"{', '.join(self.match)}: {self.said}"
+
+    @property
+    def said(self) -> str:
+        """What is its own."""
         said = ["frozen"] if self.frozen else []
         said += [f"rate x {self.rate_factor:g}"] if self.rate_factor != 1.0 else []
         said += [self.optimizer] * bool(self.optimizer)
         said += [f"weight decay {self.weight_decay:g}"] if self.weight_decay is not None else []
-        return f"{', '.join(self.match)}: {', '.join(said) or 'as the others'}"
+        return ", ".join(said) or "as the others"
 
 
 def by_parameter(groups: Sequence[Group], specs: Sequence[ParameterSpec]) -> dict[str, Group]:

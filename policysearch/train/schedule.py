@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, Literal, get_args
@@ -48,7 +48,8 @@ class Schedule:
       "hf." ones from 0. What follows counts its steps from there.
     - `period_steps` is how long the rate falls, or the steps between two falls; 0 is the rest of
       the training. "hf.inverse_sqrt" has it as its time scale, by default the warm-up or 10,000.
-    - `final_factor` is the share of the rate that it falls to.
+    - `final_factor` is the share of the rate that it falls to; `least_rate` is that rate itself,
+      of every group.
     - `factor` multiplies the rate at every period, at each of the `milestones`, or, of
       "exponential", at every step.
     - `power` is that of a polynomial. `period_factor` multiplies the period at each restart.
@@ -57,10 +58,11 @@ class Schedule:
       warm-up rises from `final_factor`.
     - "one_cycle" is as long as the training. It rises from 1/`start_divisor` of the rate, over
       `peak_share` of the steps. It ends at 1/`end_divisor` of where it began. With `three_phase` it
-      first falls back to where it began, in as many steps as it rose. A script that cycles the
-      momentum is refused: it needs `cycle_momentum=False`.
-    - "recorded" is any scheduler, as a script has it: `shares` are its rates over the largest,
-      step by step. A run of another length takes those at the same share of the way.
+      first falls back to where it began, in as many steps as it rose. With `momenta` it moves the
+      momentum (Adam's `beta1`) too: from the first to the second at the peak, and back.
+    - "recorded" is any scheduler, as a script has it: `shares` of the rate step by step, the
+      `floors` added to them, the same for groups with rates of their own, and the `momenta`.
+      A run of another length takes those at the same share of the way.
     """
 
     kind: str = "constant"
@@ -80,6 +82,9 @@ class Schedule:
     end_divisor: float = 1e4
     three_phase: bool = False
     shares: tuple[float, ...] = ()
+    floors: tuple[float, ...] = ()
+    momenta: tuple[float, ...] = ()
+    least_rate: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kind in REFUSED:
@@ -100,6 +105,11 @@ class Schedule:
             raise InputError(
                 f"schedule {row.needs}: {given} with kind {self.kind!r}; expected at least 1"
             )
+        self._check_counts()
+        if self.least_rate and self.final_factor:
+            raise InputError(
+                f"schedule final_factor: {self.final_factor:g} beside least_rate; expected one"
+            )
         if self.kind == "one_cycle" and self.shape == "1-sqrt":
             raise InputError(
                 "schedule shape: '1-sqrt' with kind 'one_cycle'; expected cosine or linear"
@@ -112,8 +122,17 @@ class Schedule:
             number("schedule milestones", step, 1, LONGEST)
         for share in self.shares:
             number("schedule shares", share, 0.0, LARGEST_FACTOR)
+        for momentum in self.momenta:
+            number("schedule momenta", momentum, 0.0, 1.0 - 2.0**-24)
         if any(later < step for step, later in pairwise(self.milestones)):
             raise InputError(f"schedule milestones: {list(self.milestones)}; expected rising steps")
+
+    def _check_counts(self) -> None:
+        """Raise InputError for another number of `momenta` or `floors` than the kind has."""
+        steps = len(self.shares)
+        for name, count in (("momenta", steps or 2), ("floors", steps)):
+            if len(getattr(self, name)) not in (0, count):
+                raise InputError(f"schedule {name}: {len(getattr(self, name))}; expected {count}")
 
     def _check_read(self) -> None:
         """Raise InputError for a field that is set and not read."""
@@ -150,6 +169,15 @@ class Schedule:
             gone = step / self.warmup_steps
             return learning_rate * (least + (1.0 - least) * gone)
         return row.rate(self, learning_rate, step - self.warmup_steps, steps - self.warmup_steps)
+
+    def momentum(self, step: int, steps: int) -> float | None:
+        """Return the momentum, or beta1, of `step`; None where the schedule moves none."""
+        if not self.momenta:
+            return None
+        if self.kind == "recorded":
+            return _place(self.momenta, step, steps)
+        ends, peak = self.momenta
+        return _along(self, [ends, peak, ends, *([ends] * self.three_phase)], step, steps)
 
     def settled_at(self, steps: int) -> int:
         """Return the step at which the rate has risen, in a training of `steps`."""
@@ -250,7 +278,7 @@ def _cosine(row: Schedule, most: float, since: int, rest: int) -> float:
 
 
 def _half_wave(row: Schedule, most: float, gone: int, period: int) -> float:
-    least = most * row.final_factor
+    least = row.least_rate or most * row.final_factor
     return least + (most - least) * (1.0 + math.cos(math.pi * gone / period)) / 2
 
 
@@ -272,12 +300,17 @@ def _ends(row: Schedule, steps: int) -> list[float]:
 
 def _one_cycle(row: Schedule, most: float, since: int, rest: int) -> float:
     first = most / row.start_divisor
-    ends, least = _ends(row, rest), first / row.end_divisor
-    rates = [first, most, *([first] if row.three_phase else []), least]
+    rates = [first, most, *([first] if row.three_phase else []), first / row.end_divisor]
+    return _along(row, rates, since, rest)
+
+
+def _along(row: Schedule, values: Sequence[float], since: int, rest: int) -> float:
+    """Return what is between the values at the ends of the phases of one cycle."""
+    ends = _ends(row, rest)
     phase = next((n for n, end in enumerate(ends[:-1]) if since <= end), len(ends) - 1)
     begin = ends[phase - 1] if phase else 0.0
     share = (since - begin) / (ends[phase] - begin)
-    start, end = rates[phase : phase + 2]
+    start, end = values[phase : phase + 2]
     if row.shape == "linear":
         return (end - start) * share + start
     return end + (start - end) / 2.0 * (math.cos(math.pi * share) + 1.0)
@@ -331,13 +364,21 @@ def _hf_stable_decay(row: Schedule, most: float, since: int, rest: int) -> float
 
 
 def _recorded(row: Schedule, most: float, since: int, rest: int) -> float:
-    count = len(row.shares)
-    return most * row.shares[min(since if rest == count else since * count // rest, count - 1)]
+    rate = most * _place(row.shares, since, rest)
+    return max(0.0, rate + _place(row.floors, since, rest)) if row.floors else rate
+
+
+def _place(values: Sequence[float], since: int, rest: int) -> float:
+    """Return the value at the same share of the way."""
+    count = len(values)
+    return values[min(since if rest == count else since * count // rest, count - 1)]
 
 
 RISE, LINE = ("warmup_steps", "warmup_factor"), "warmup_factor"
-CYCLE = ("peak_share", "start_divisor", "end_divisor", "three_phase", "shape")
+CYCLE = ("peak_share", "start_divisor", "end_divisor", "three_phase", "shape", "momenta")
+RECORDED = ("shares", "floors", "momenta")
 FALL = (*RISE, "period_steps", "final_factor")
+WAVE = (*FALL, "least_rate")
 
 KINDS: Mapping[str, Kind] = {
     "constant": Kind(_constant, "ConstantLR(factor=1)", RISE, LINE),
@@ -348,11 +389,14 @@ KINDS: Mapping[str, Kind] = {
     "exponential": Kind(_exponential, "ExponentialLR", (*RISE, "factor"), LINE),
     "linear": Kind(_linear, "LinearLR(start_factor=1)", FALL, LINE),
     "polynomial": Kind(_polynomial, "PolynomialLR", (*RISE, "period_steps", "power"), LINE),
-    "cosine": Kind(_cosine, "CosineAnnealingLR", FALL, LINE),
+    "cosine": Kind(_cosine, "CosineAnnealingLR", WAVE, LINE),
     "cosine_restarts": Kind(
-        _cosine_restarts, "CosineAnnealingWarmRestarts", (*FALL, "period_factor"), LINE
+        _cosine_restarts,
+        "CosineAnnealingWarmRestarts",
+        (*WAVE, "period_factor"),
+        LINE,
     ),
-    "one_cycle": Kind(_one_cycle, "OneCycleLR(cycle_momentum=False)", CYCLE),
+    "one_cycle": Kind(_one_cycle, "OneCycleLR", CYCLE),
     "hf.constant_with_warmup": Kind(
         _constant, "get_constant_schedule_with_warmup", ("warmup_steps",)
     ),
@@ -383,7 +427,7 @@ KINDS: Mapping[str, Kind] = {
         "final_factor",
         "decay_steps",
     ),
-    "recorded": Kind(_recorded, "any scheduler that steps by number", ("shares",), "", "shares"),
+    "recorded": Kind(_recorded, "any scheduler that steps by number", RECORDED, "", "shares"),
 }
 
 REFUSED = ("plateau", "reduce_lr_on_plateau")
@@ -401,6 +445,7 @@ RANGES = (
     ("peak_share", 0.0, 1.0),
     ("start_divisor", 1e-30, 1e30),
     ("end_divisor", 1e-30, 1e30),
+    ("least_rate", 0.0, 1e6),
 )
 """The least and the most of each field."""
 

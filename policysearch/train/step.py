@@ -112,12 +112,15 @@ def _updates(
 ) -> list[tuple[int, int]]:
     """Emit the updates of (name, parameter, states, gradient) rows, each as its group has it."""
     rates = {1.0: scalars[LEARNING_RATE], **emit_rates(b, grouped)}
+    fed = {by.rule.cycles[1] for by in moving.values() if by.cycled and by.rule.cycles}
+    cycled = {name: (emit_data(b, name, ()),) for name in sorted(fed)}
     updates = []
     for name, parameter, states, grad in moved:
         with b.scope(role="update", layer=b.nodes[parameter].layer):
-            own = grouped.get(name)
-            fed = grad, rates[own.rate_factor if own else 1.0], scalars[STEP_NUMBER]
-            updates += emit_update(b, moving[name], parameter, states, *fed)
+            own, by = grouped.get(name), moving[name]
+            numbers = rates[own.rate_factor if own else 1.0], scalars[STEP_NUMBER]
+            moves = cycled[by.rule.cycles[1]] if by.cycled and by.rule.cycles else ()
+            updates += emit_update(b, by, parameter, states, grad, *numbers, moves)
     return updates
 
 

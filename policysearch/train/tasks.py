@@ -220,6 +220,7 @@ class Task:
             decays=self.weight_decay_for,
             ema_decay=self.ema_decay,
             ema_storage=self.ema_storage,
+            cycled=bool(self.schedule.momenta),
         )
 
     @property
@@ -259,6 +260,10 @@ class Task:
     def rate_at(self, step: int, factor: float = 1.0) -> float:
         """Return the learning rate of `step`, counted from 0, of a group with that factor."""
         return self.schedule.rate(self.learning_rate * factor, step, self.steps)
+
+    def momentum_at(self, step: int) -> float | None:
+        """Return the momentum, or beta1, of `step`; None where the schedule moves none."""
+        return self.schedule.momentum(step, self.steps)
 
     @cached_property
     def smallest_rate(self) -> float:

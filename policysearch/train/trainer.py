@@ -298,8 +298,8 @@ class Trainer:
         feed_inputs(executable, self.model, inputs, labels)
         feed_masks(executable, self.seed, number)
         # Adam's bias correction counts updates, not steps, as in torch.
-        updates = self.updates_done + 1
-        feed_scalars(executable, scale, self.task.rate_at(self.step_index), updates)
+        updates, momentum = self.updates_done + 1, self.task.momentum_at(self.step_index)
+        feed_scalars(executable, scale, self.task.rate_at(self.step_index), updates, momentum)
         if self.task.groups:
             feed_rates(executable, partial(self.task.rate_at, self.step_index))
         executable.forward_backward()

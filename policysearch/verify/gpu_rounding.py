@@ -1,12 +1,12 @@
 """16-bit ops on a CPU computed as a GPU does: float32 inside, rounded once.
 
 On a CPU torch rounds the number of an addition, the mean and deviation that a norm keeps for its
-gradients, what the gradients of a convolution sum, what overlapping parts of a `fold` add up, the
-weights of a `grid_sample`, what is inside `log_softmax` over the last axis and inside the gradients
-of `glu` and `logsigmoid`, and, past the last whole vector of a tensor, what is inside a reciprocal
-root. Gradients of a batch norm it sums in 16 bits unless all that they read lies in one order in
-memory. A float32 tensor without axes that a 16-bit one is multiplied or divided by stays as it is
-there; a GPU rounds it first, as tensors of any other shape.
+gradients, what the gradients of a convolution sum, what overlapping parts of a `fold` or of a
+transposed convolution add up, the weights of a `grid_sample`, what is inside `log_softmax` over the
+last axis and inside the gradients of `glu` and `logsigmoid`, and, past the last whole vector of a
+tensor, what is inside a reciprocal root. Gradients of a batch norm it sums in 16 bits unless all
+that they read lies in one order in memory. A float32 tensor without axes that a 16-bit one is
+multiplied or divided by stays as it is there; a GPU rounds it first, as tensors of any other shape.
 """
 
 from __future__ import annotations
@@ -65,12 +65,17 @@ class AsAGpu(TorchDispatchMode):
             if dtype in LOW and function in SUMS:
                 result = SUMS[function](*map(_wide, args), **kwargs).to(dtype)
                 return result if SUMS[function] is function else args[0].copy_(result)
-        elif function in (*WIDE, *STATISTICS) and args[0].dtype in LOW:
+        elif _is_wide(function, args) and args[0].dtype in LOW:
             dtype, result = args[0].dtype, function(*map(_wide, args), **kwargs)
             if function in STATISTICS:
                 return (result[0].to(dtype), *result[1:])
             return _rounded(result, dtype)
         return function(*args, **kwargs)
+
+
+def _is_wide(function: Any, args: Any) -> bool:
+    transposed = function is aten.convolution.default and args[6]
+    return transposed or function in (*WIDE, *STATISTICS)
 
 
 def _rounded(result: Any, dtype: Any) -> Any:

@@ -47,6 +47,9 @@ def plan_of(task: Task, model: Model, target: str) -> dict[str, Any]:
         if getattr(task, key) != usual:
             given = f"task.{key}: {getattr(task, key)}"
             raise InputError(f"verify in {target}: {given}; expected {usual!r}")
+    if task.schedule.momenta:
+        given = "a schedule that moves momentum"
+        raise InputError(f"verify in {target}: {given}; expected one of the rate alone")
     return {
         "target": target,
         "chain": [_said(layer, target) for layer in model.layers],

@@ -180,7 +180,7 @@ def _steps(
         raise InputError("noise drawn in forward: of torch's own; expected none but dropout masks")
     for step, indices in enumerate(batch_order(task, dataset, job.seed)):
         for group in optimizer.param_groups:
-            group["lr"] = task.rate_at(step, group["rate_factor"])
+            _schedule(group, task, step)
         module.zero_grad()
         scale, skipped, losses = scaler.get_scale(), scaler.skipped, list[float]()
         for place, part in enumerate(indices.reshape(task.accumulation_steps, -1)):
@@ -265,6 +265,15 @@ def _filled_up(parameter: Any) -> Any:
     padded.view(-1)[:count] = parameter.detach().flatten()
     parameter.data = padded.view(-1)[:count].view(parameter.shape)
     return padded
+
+
+def _schedule(group: dict[str, Any], task: Task, step: int) -> None:
+    """Set the rate of a parameter group, and its momentum or beta1, as torch's schedulers do."""
+    group["lr"], momentum = task.rate_at(step, group["rate_factor"]), task.momentum_at(step)
+    if momentum is not None and "betas" in group:
+        group["betas"] = (momentum, *group["betas"][1:])
+    elif momentum is not None:
+        group["momentum"] = momentum
 
 
 def _check_masks(drawn: int, expected: int) -> None:

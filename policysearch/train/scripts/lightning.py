@@ -21,6 +21,7 @@ PRECISIONS = ("32-true", "16-mixed", "bf16-mixed")
 
 TAKEN = (
     "loss: what training_step returns of a batch; what it logs is left out",
+    "optimisation: automatic, with the one optimizer of configure_optimizers and its schedulers",
     "left out: callbacks, hooks (on_..., optimizer_step), loggers, checkpoints, strategies",
 )
 

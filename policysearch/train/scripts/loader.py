@@ -60,6 +60,8 @@ def from_loader(
     read = Read({} if optimizer is None else {"optimizer": optimizer})
     if optimizer is not None and not isinstance(optimizer, str):
         read = read_optimizer(optimizer, _instance(module))
+    if steps is not None:
+        _schedule(optimizer, scheduler, steps)  # refused before anything is drawn
     named = loss if isinstance(loss, str) else ""
     drawing = kept.drawing(loader, seed, steps=steps, epochs=epochs, accumulation_steps=count)
     script = script_of(module, drawing, step_of(loss), kept, read, named)

@@ -8,24 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from policysearch.files import read_text, syntax_of
+from policysearch.train.scripts.loop import Loop, calls, last_name, loop_of
 from policysearch.values import InputError
 
 MODULES = ("Module", "Sequential", "LightningModule", "PreTrainedModel")
 
 READERS = ("from_loader", "from_trainer", "from_lightning")
 """Functions whose result is a script that was read."""
-
-FRAMEWORKS = {
-    "lightning": ("from_lightning", "module, datamodule, trainer"),
-    "pytorch_lightning": ("from_lightning", "module, datamodule, trainer"),
-    "transformers": ("from_trainer", "trainer"),
-}
-"""Packages whose trainer is read, with how it is given."""
-
-PLAIN = (
-    "from_loader",
-    "net, loader, loss=..., optimizer=optimizer, scheduler=scheduler, steps=...",
-)
 
 Made = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -37,7 +26,7 @@ class Outline:
     `nets` are classes of modules and functions that return one, `loaders` functions that return
     loaders of batches, `scripts` names of those that return a script as READERS do. `trains` is the
     line of the first step of a training, 0 where there is none, and `at_import` that of one that is
-    taken when the file is imported. `reader` is what reads it, and what that is given.
+    taken when the file is imported. `loop` is the training and how it is read.
     """
 
     nets: tuple[str, ...]
@@ -45,16 +34,15 @@ class Outline:
     scripts: tuple[str, ...]
     trains: int
     at_import: int
-    reader: tuple[str, str]
+    loop: Loop | None
 
     @property
     def words(self) -> str:
         """Return how a script goes in, in one line."""
-        reader, given = self.reader
         parts = {"nets": self.nets, "loaders": self.loaders}
         made = [f"{what}: {', '.join(names)}" for what, names in parts.items() if names]
         found = f" ({'; '.join(made)})" if made else ""
-        return f"a function script() that returns policysearch.{reader}({given}){found}"
+        return f"{self.loop.words if self.loop else ''}{found}"
 
 
 def outline_of(path: Path) -> Outline | None:
@@ -66,14 +54,14 @@ def outline_of(path: Path) -> Outline | None:
     made = [node for node in tree.body if isinstance(node, Made)]
     nets = _modules(made)
     built = [n.name for n in made if isinstance(n, ast.FunctionDef) and _returns(n, nets)]
-    trained = [call.lineno for call in _calls(tree) if _trains(call)]
+    trained = sorted((c for c in calls(tree) if _trains(c)), key=lambda call: call.lineno)
     return Outline(
         tuple(_called(node) for node in made if node.name in (*nets, *built)),
         tuple(_called(node) for node in made if _returns(node, ("DataLoader",))),
-        tuple(node.name for node in made if _returns(node, READERS)),
-        min(trained, default=0),
+        tuple(_scripts(made)),
+        trained[0].lineno if trained else 0,
         next(_at_import(tree.body, made), 0),
-        next((how for name, how in FRAMEWORKS.items() if _imports(tree, name)), PLAIN),
+        loop_of(tree, trained[0]) if trained else None,
     )
 
 
@@ -86,6 +74,14 @@ def _modules(made: Sequence[Made]) -> list[str]:
             if any(base in found or base in MODULES for base in bases):
                 found.append(node.name)
     return found
+
+
+def _scripts(made: Sequence[Made]) -> list[str]:
+    """Return the functions without arguments that give a script, what others make of one too."""
+    giving: list[str] = []
+    for _ in made:
+        giving = [node.name for node in made if _returns(node, (*READERS, *giving))]
+    return [node.name for node in made if node.name in giving and _called(node).endswith("()")]
 
 
 def _returns(made: Made, names: Sequence[str]) -> bool:
@@ -109,7 +105,7 @@ def _returns(made: Made, names: Sequence[str]) -> bool:
 
 
 def _makes(value: ast.expr, names: Sequence[str]) -> bool:
-    return any(ast.unparse(call.func).rpartition(".")[2] in names for call in _calls(value))
+    return any(last_name(call) in names for call in calls(value))
 
 
 def _called(made: Made) -> str:
@@ -128,10 +124,6 @@ def _called(made: Made) -> str:
     return f"{made.name}({', '.join(names)})"
 
 
-def _calls(tree: ast.AST) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-
-
 def _trains(call: ast.Call) -> bool:
     if not isinstance(call.func, ast.Attribute):
         return False
@@ -141,12 +133,12 @@ def _trains(call: ast.Call) -> bool:
 
 def _at_import(body: Sequence[ast.stmt], made: Sequence[Made]) -> Iterator[int]:
     """Yield the lines of what trains when a file is imported, by itself or in its functions."""
-    training = {node.name for node in made if any(map(_trains, _calls(node)))}
+    training = {node.name for node in made if any(map(_trains, calls(node)))}
     for _ in made:  # what calls one of these trains too
-        training |= {n.name for n in made if training.intersection(map(_name, _calls(n)))}
+        training |= {n.name for n in made if training.intersection(map(_name, calls(n)))}
     for statement in body:
         if not isinstance(statement, Made) and not _is_main(statement):
-            for call in _calls(statement):
+            for call in calls(statement):
                 if _trains(call) or _name(call) in training:
                     yield call.lineno
 
@@ -157,13 +149,3 @@ def _name(call: ast.Call) -> str:
 
 def _is_main(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test)
-
-
-def _imports(tree: ast.Module, package: str) -> bool:
-    for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-        if any(name.partition(".")[0] == package for name in names):
-            return package != "transformers" or "Trainer" in ast.unparse(tree)
-    return False

@@ -200,35 +200,56 @@ def recorded(optimizer: Any, schedulers: Sequence[tuple[Any, int]], steps: int) 
     """Return the rate and schedule that `schedulers` give over the next `steps` steps.
 
     Each steps once in so many steps of the training. They are copied, and stepped in the copy.
-    InputError for one that looks at losses, and where groups do not keep their shares.
+    InputError for one that looks at losses, and where groups have schedules of their own.
     """
     optimizer = getattr(optimizer, "optimizer", optimizer)
     shadow, copies = _copies(optimizer, [scheduler for scheduler, _ in schedulers])
     rows = [group for group in shadow.param_groups if group["params"]]
     tops = [float(row.get("initial_lr", row["lr"])) for row in rows]
-    place = tops.index(max(tops))
-    rates, before = [], [_moved(row) for row in rows]
+    shares, floors, momenta = list[float](), list[float](), list[float | None]()
+    before = [_settings_of(row) for row in rows]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that no optimizer has stepped
         for step in range(1, steps + 1):
-            now = [float(row["lr"]) for row in rows]
-            rates.append(now[place])
-            for top, rate in zip(tops, now, strict=True):
-                if not math.isclose(rate * tops[place], now[place] * top, rel_tol=1e-9):
-                    given = f"rates {now} of groups that begin with {tops}"
-                    raise InputError(
-                        f"scheduler, step {step - 1}: {given}; expected one schedule for all"
-                    )
+            share, floor = _line(tops, [float(row["lr"]) for row in rows], step - 1)
+            shares.append(share)
+            floors.append(floor)
+            momenta.append(_momentum(rows, before, step - 1))
             for scheduler, every in copies_of(copies, schedulers):
                 if step % every == 0:
                     _stepped(scheduler, step)
-            _check_settings(rows, before, step)
-    if len(set(rates)) == 1 and rates[0] == tops[place]:
+    moves = len(set(momenta)) > 1
+    if set(shares) == {1.0} and not any(floors) and not moves:
         return {}
-    if min(rates) < 0.0 or tops[place] == 0.0:
-        raise InputError(f"scheduler: rates from {min(rates):g}; expected none below 0")
-    shares = tuple(rate / tops[place] for rate in rates)
-    return {"schedule": Schedule("recorded", shares=shares)}
+    own = tuple(momentum for momentum in momenta if momentum is not None) if moves else ()
+    added = tuple(floors) if any(floors) else ()
+    return {"schedule": Schedule("recorded", shares=tuple(shares), floors=added, momenta=own)}
+
+
+def _line(tops: Sequence[float], now: Sequence[float], step: int) -> tuple[float, float]:
+    """Return the share and the floor that make the rates `now` of the rates that groups begin with.
+
+    The floor is 0 where one share will do. InputError for rates below 0, and where none do.
+    """
+    place, least = tops.index(max(tops)), tops.index(min(tops))
+    if min(now) < 0.0 or not tops[place]:
+        raise InputError(f"scheduler: rates from {min(now):g}; expected none below 0")
+    share, floor = now[place] / tops[place], 0.0
+    if not _meets(tops, now, share, floor) and tops[place] > tops[least]:
+        share = (now[place] - now[least]) / (tops[place] - tops[least])
+        floor = now[place] - share * tops[place]
+    if share < 0.0 or not _meets(tops, now, share, floor):
+        given = f"rates {list(now)} of groups that begin with {list(tops)}"
+        raise InputError(f"scheduler, step {step}: {given}; expected one schedule for all")
+    return share, floor
+
+
+def _meets(tops: Sequence[float], now: Sequence[float], share: float, floor: float) -> bool:
+    near = 1e-9 * max(now)
+    return all(
+        math.isclose(top * share + floor, rate, rel_tol=1e-9, abs_tol=near * 1e-3)
+        for top, rate in zip(tops, now, strict=True)
+    )
 
 
 def _stepped(scheduler: Any, step: int) -> None:
@@ -242,22 +263,32 @@ def _stepped(scheduler: Any, step: int) -> None:
         ) from error
 
 
-def _moved(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: row[key] for key in (*SETTINGS, "weight_decay") if key in row}
+def _settings_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a scheduler may not move: all settings but rate, momentum and beta1."""
+    keys = (*SETTINGS, "weight_decay")
+    held = {key: row[key] for key in keys if key in row and key != "momentum"}
+    return {**held, "betas": row["betas"][1:]} if "betas" in row else held
 
 
-def _check_settings(
+def _momentum(
     rows: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]], step: int
-) -> None:
-    """Raise InputError where a scheduler moves more than rates."""
+) -> float | None:
+    """Return the momentum, or beta1, of every group; None of an optimizer that has neither.
+
+    InputError where groups differ, or a scheduler has moved what it may not.
+    """
     for row, own in zip(rows, before, strict=True):
-        for key, value in own.items():
-            if row[key] != value:
-                given = f"{key} {row[key]} after {value}"
-                raise InputError(
-                    f"scheduler, step {step}: {given}; expected it to move rates alone "
-                    "(cycle_momentum=False)"
-                )
+        for key, value in _settings_of(row).items():
+            if value != own[key]:
+                given = f"{key} {value} after {own[key]}"
+                valid = "it to move rates and momentum alone"
+                raise InputError(f"scheduler, step {step}: {given}; expected {valid}")
+    held = {row["betas"][0] if "betas" in row else row.get("momentum") for row in rows}
+    if len(held) > 1:
+        given = f"momentum {', '.join(sorted(map(str, held)))}"
+        raise InputError(f"scheduler, step {step}: {given}; expected one of all groups")
+    momentum = held.pop()
+    return None if momentum is None else float(momentum)
 
 
 def copies_of(

@@ -10,7 +10,7 @@ from typing import Any
 from policysearch.data.datasets import Dataset
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
-from policysearch.train.groups import Group
+from policysearch.train.groups import Group, by_parameter
 from policysearch.train.tasks import Task
 from policysearch.train.user_code import found_from, result_of
 from policysearch.values import InputError, one_of
@@ -46,24 +46,28 @@ class Script:
     ) -> Script:
         """Return the script with these, and lines of `taken` that say them before the others."""
         made = replace(self, recipe=recipe, baseline=baseline, loss_scale=loss_scale)
+        by_parameter(made.task.groups, made.model.parameters())
         return replace(made, taken=(*made._recipe_lines(), *self.taken))
 
     def _recipe_lines(self) -> Iterator[str]:
         """Say the optimizer, its settings and groups, schedule, clipping, precision and scaler."""
         task, given = self.task, "optimizer" in self.recipe
         said = [f"{n} {self.recipe[n]:g}" for n in SAID if given and n in self.recipe]
-        groups = [f"{len(task.groups)} groups of their own"] if task.groups else []
         assumed = [] if given else ["assumed: the script says none"]
-        yield f"optimizer: {', '.join([task.optimizer, *said, *groups, *assumed])}"
+        yield f"optimizer: {', '.join([task.optimizer, *said, *assumed])}"
+        yield from (f"group: {len(group.match)} parameters, {group.said}" for group in task.groups)
+        each = f"of {task.accumulation_steps} batches, " if task.accumulation_steps > 1 else ""
+        yield f"steps: {task.steps}, {each}the loss of the last {task.tail_steps} is reported"
         schedule = self.recipe.get("schedule")
         if schedule is None:
             yield f"schedule: none, {task.learning_rate:g} at every step"
         elif schedule.shares:
-            rates = [share * task.learning_rate for share in schedule.shares]
-            yield f"schedule: {len(rates)} rates, from {rates[0]:g} to {rates[-1]:g}"
+            first, last, held = task.rate_at(0), task.rate_at(task.steps - 1), schedule.momenta
+            momenta = f", momentum from {min(held):g} to {max(held):g}" if held else ""
+            yield f"schedule: {task.steps} rates, from {first:g} to {last:g}{momenta}"
         else:
             yield f"schedule: {schedule.kind}"
-        for name in ("clip_norm", "clip_value"):
+        for name in ("clip_norm", "clip_value", "ema_decay"):
             if name in self.recipe:
                 yield f"{name}: {self.recipe[name]:g}"
         yield f"precision: {self.baseline}, the baseline of the study"

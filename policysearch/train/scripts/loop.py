@@ -1,0 +1,172 @@
+"""What a training loop calls its parts, read without running it: how a reader is to be called."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+WRAPPERS = ("enumerate", "tqdm", "trange", "iter", "zip", "islice", "cycle")
+"""Calls around a loader in the head of a loop."""
+
+RANGES = ("range", "trange")
+SCHEDULERS = ("LR", "Restarts", "schedule", "scheduler")
+"""Ends of the names of what makes a scheduler."""
+
+PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "bf16": "bf16", "fp16": "fp16"}
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The training of a script: the function it stands in, its first line, how it is read.
+
+    `function` is "" at the top of the file, `call` is what reads it, with the script's own names.
+    """
+
+    function: str
+    line: int
+    call: str
+
+    @property
+    def words(self) -> str:
+        """Return what to write, in one line."""
+        lines = f"the lines of {self.function}()" if self.function else "the lines"
+        before = f"{lines} before line {self.line}"
+        return f"a function script() of {before} that ends in `return {self.call}`"
+
+
+def calls(tree: ast.AST) -> Iterator[ast.Call]:
+    """Yield every call in a tree."""
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def last_name(call: ast.Call) -> str:
+    """Return the last part of what is called: "AdamW" of torch.optim.AdamW(...)."""
+    return ast.unparse(call.func).rpartition(".")[2]
+
+
+def loop_of(tree: ast.Module, training: ast.Call) -> Loop:
+    """Return the loop around the call that trains."""
+    around = [node for node in ast.walk(tree) if any(n is training for n in ast.walk(node))]
+    functions = [n.name for n in around if isinstance(n, ast.FunctionDef)]
+    loops = [n for n in around if isinstance(n, ast.For | ast.While)]
+    line = loops[0].lineno if loops else training.lineno
+    heads = [n for n in loops if isinstance(n, ast.For)]
+    call = f"policysearch.{_read(tree, training, heads)}"
+    return Loop(functions[0] if functions else "", line, call)
+
+
+def _read(tree: ast.Module, training: ast.Call, loops: Sequence[ast.For]) -> str:
+    assert isinstance(training.func, ast.Attribute)
+    trainer, given = ast.unparse(training.func.value), [ast.unparse(a) for a in training.args]
+    named = {keyword.arg: ast.unparse(keyword.value) for keyword in training.keywords}
+    if training.func.attr == "train":
+        return f"from_trainer({trainer})"
+    if training.func.attr == "fit":
+        loaders = [named[key] for key in ("datamodule", "train_dataloaders") if key in named]
+        given = [*given, *([named["model"]] if "model" in named else []), *loaders]
+        return f"from_lightning({', '.join([*given[:2], trainer])})"
+    parts = [*_net_and_loader(tree, loops), *_recipe(tree, training), *_length(loops)]
+    return f"from_loader({', '.join(parts)})"
+
+
+def _net_and_loader(tree: ast.Module, loops: Sequence[ast.For]) -> Iterator[str]:
+    net = _net(tree)
+    yield net
+    heads = [_unwrapped(loop.iter) for loop in loops if not _range(loop)]
+    drawn = [_unwrapped(call.args[0]) for call in calls(tree) if last_name(call) == "next"]
+    made = _assigned(tree, lambda call: last_name(call).endswith("DataLoader"))
+    yield [*heads, *made, *drawn, "loader"][0]
+    yield f"loss={_loss(tree, net)}"
+
+
+def _net(tree: ast.Module) -> str:
+    """Return what has the parameters that are trained."""
+    for call in calls(tree):
+        if last_name(call) in ("parameters", "named_parameters"):
+            owner = ast.unparse(call.func).rpartition(".")[0]
+            if not owner.startswith("self"):
+                return owner
+    return "net"
+
+
+def _unwrapped(value: ast.expr) -> str:
+    while isinstance(value, ast.Call) and value.args and last_name(value) in WRAPPERS:
+        value = value.args[0]
+    return ast.unparse(value)
+
+
+def _loss(tree: ast.Module, net: str) -> str:
+    """Return the loss: a module by its name, or a function of the file of net and batch."""
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    for call in calls(tree):
+        taken = len(call.args) == 2 and ast.unparse(call.args[0]) == net
+        if taken and "loss" in last_name(call) and last_name(call) in own:
+            return ast.unparse(call.func)
+    modules = _assigned(tree, lambda call: last_name(call).endswith("Loss"))
+    return next(iter(modules), "...")
+
+
+def _recipe(tree: ast.Module, training: ast.Call) -> Iterator[str]:
+    made = _assigned(tree, lambda call: last_name(call).endswith(SCHEDULERS))
+    scalers = _assigned(tree, lambda call: last_name(call) == "GradScaler")
+    steps = [call for call in calls(tree) if last_name(call) == "step"]
+    owners = [ast.unparse(s.args[0]) if s.args else ast.unparse(s.func)[:-5] for s in steps]
+    schedulers = [name for name in owners if name in made or "sched" in name]
+    yield f"optimizer={next((name for name in owners if name not in schedulers), 'optimizer')}"
+    yield from (f"scheduler={name}" for name in schedulers[:1])
+    yield from (f"scaler={name}" for name in scalers[:1])
+    yield from _numbers(tree, training)
+
+
+def _numbers(tree: ast.Module, training: ast.Call) -> Iterator[str]:
+    found: dict[str, str] = {}
+    for call in calls(tree):
+        named = {keyword.arg: keyword.value for keyword in call.keywords}
+        clips = {"clip_grad_norm_": "max_norm", "clip_grad_value_": "clip_value"}
+        if (name := last_name(call)) in clips and (len(call.args) > 1 or clips[name] in named):
+            value = call.args[1] if len(call.args) > 1 else named[clips[name]]
+            found["clip_norm" if "norm" in name else "clip_value"] = ast.unparse(value)
+        kinds = [named[key] for key in ("dtype", "mixed_precision") if key in named]
+        if name in ("autocast", "Accelerator") and kinds:
+            said = ast.unparse(kinds[0]).strip("'\"").rpartition(".")[2]
+            found |= {"precision": f'"{PRECISIONS[said]}"'} if said in PRECISIONS else {}
+        if name == "Accelerator" and "gradient_accumulation_steps" in named:
+            found["accumulation_steps"] = ast.unparse(named["gradient_accumulation_steps"])
+        if name == "get_ema_multi_avg_fn" and call.args:
+            found["ema_decay"] = ast.unparse(call.args[0])
+    divided = training.func.value if isinstance(training.func, ast.Attribute) else None
+    for node in [divided, *(n.value for n in ast.walk(tree) if isinstance(n, ast.Assign))]:
+        if isinstance(node, ast.BinOp) and ast.unparse(node).startswith("loss / "):
+            found.setdefault("accumulation_steps", ast.unparse(node.right))
+    yield from (f"{name}={value}" for name, value in found.items())
+
+
+def _length(loops: Sequence[ast.For]) -> Iterator[str]:
+    """Yield epochs where a loop over batches stands in one over a range, steps where it is one."""
+    counted = [count for loop in loops if (count := _range(loop))]
+    inner = any(not _range(loop) for loop in loops)
+    yield f"{'epochs' if inner and counted else 'steps'}={counted[0] if counted else '...'}"
+
+
+def _range(loop: ast.For) -> str:
+    """Return how often a loop over a range runs; "" where it goes over something else."""
+    head = loop.iter
+    while isinstance(head, ast.Call) and head.args and last_name(head) == "tqdm":
+        head = head.args[0]
+    if not isinstance(head, ast.Call) or not head.args or last_name(head) not in RANGES:
+        return ""
+    if len(head.args) == 1:
+        return ast.unparse(head.args[0])
+    first, end = map(ast.unparse, head.args[:2])
+    both = first.isdecimal() and end.isdecimal()
+    return str(int(end) - int(first)) if both else f"{end} - {first}"
+
+
+def _assigned(tree: ast.Module, makes: Callable[[ast.Call], bool]) -> list[str]:
+    """Return the names that such a call is assigned to."""
+    return [
+        ast.unparse(node.targets[0])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and makes(node.value)
+    ]
