@@ -30,7 +30,7 @@ class Kalman(nn.Module):
         mu = self.mu0.expand(b, -1)
         P = torch.eye(4).repeat(b, 1, 1)
         Q, R = torch.diag(self.log_q.exp()), torch.diag_embed(self.log_r.exp())
-        nll = 0.0
+        nll = torch.zeros(b)
         for i in range(t):
             mu = mu @ self.A.T
             P = self.A @ P @ self.A.T + Q
