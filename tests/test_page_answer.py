@@ -121,3 +121,15 @@ def test_what_is_beaten_says_by_whom(results: Results) -> None:
             assert results.ranked_gap(by) <= results.ranked_gap(mine)
             assert ("which fails later" in state) == bool(results.fault(by))
     assert any(sight.state(row).startswith("beaten by") for row in sight.rows)
+
+
+def test_what_cannot_be_told_apart_is_not_beaten(results: Results) -> None:
+    pick = picked(results)
+    assert pick is not None
+    twin = replace(pick, number=max(t.number for t in results.trials) + 1)
+    sight = Sight(replace(results, trials=(*results.trials, twin)), "")
+    assert sight.state(sight.row[twin.number]).startswith(f"as good as trial {pick.number}")
+    cost = replace(twin.cost, speedup=0.7 * twin.cost.speedup)
+    slower = replace(twin, scores=tuple(replace(score, cost=cost) for score in twin.scores))
+    sight = Sight(replace(results, trials=(*results.trials, slower)), "")
+    assert sight.state(sight.row[twin.number]).startswith(f"beaten by trial {pick.number}")

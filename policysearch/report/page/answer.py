@@ -206,7 +206,7 @@ def _apply(sight: Sight, pick: Trial) -> Html:
     elif target == "torch":
         module = f"{study.name}-torch".replace("'", "")
         lines = (
-            "import importlib  # from the folder of results/\n\n"
+            "import importlib  # in the folder in which results/ lies\n\n"
             f"policy = importlib.import_module('results.{module}')\n"
             "model = policy.apply_policy(model, device_type='cuda')  # in place of autocast\n"
             "scaler = policy.make_grad_scaler('cuda')  # does nothing without a loss scale\n"
@@ -223,6 +223,6 @@ def _apply(sight: Sight, pick: Trial) -> Html:
         download=f"{study.name}-policy.json",
         href="data:application/json," + quote(plain, safe="{}[]:,"),
     )
-    runs_today = study.baseline is not None and study.baseline in pick.presets
-    said = "Nothing to apply: you run it. This is its file" if runs_today else "Apply it"
-    return joined((tag("h3", said), tag("div", *parts, cls="two"), download))
+    if study.baseline is not None and study.baseline in pick.presets:
+        return joined((tag("h3", "Nothing to apply: you run it"), download))
+    return joined((tag("h3", "Apply it"), tag("div", *parts, cls="two"), download))

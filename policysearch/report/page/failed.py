@@ -14,7 +14,7 @@ MOST_LINES = 60
 def body(sight: Sight) -> Html | None:
     """Return one line per policy that diverged, failed or fails later; None before any training."""
     results = sight.results
-    lost = [(t.number, t.label, f"diverged: {t.divergence}") for t in results.trials if t.diverged]
+    lost = [(t.number, t.label, t.divergence) for t in results.trials if t.diverged]
     lost += [(t.number, " ".join(t.presets) or t.name, t.reason) for t in results.failed]
     later = [
         (t.number, t.label, results.doubt(t))

@@ -13,6 +13,10 @@ GLOSSARY = (
     ("loss gap", "training loss at the end minus float32's, same start and batches, in nats"),
     ("front", "policies that no other beats in every axis by what can be told"),
     ("beaten by", "no better than that one in any axis, by what can be told, and worse in some"),
+    ("as good as", "neither can be told to be better in any axis"),
+    ("swamped", "updates so small beside their parameter that adding them changes nothing"),
+    ("no-master", "weights are stored in a low format, with no float32 copy"),
+    ("volume", "how much of speed, memory and loss gap the front beats: what a search makes grow"),
     (
         "early sign",
         "updates too small to move their parameter: a longer training would stand still",

@@ -167,7 +167,8 @@ class Sight:
         here, resolutions = self.results.point(trial), self.results.spec.objectives.resolutions
         for number, there in self._holding:
             if number != trial.number and covers(there, here, resolutions):
-                return f"beaten by trial {number}"
+                alike = covers(here, there, resolutions)
+                return f"{'as good as' if alike else 'beaten by'} trial {number}"
         by = next(iter(self.results.beaten_by(trial)), None)
         if by is None:
             return "beaten"

@@ -50,19 +50,18 @@ def from_loader(
     `epochs`, and kept as `Kept` says. torch's `optimizer` and `scheduler` (stepped once a step) say
     rate, groups, schedule and the state to start from. `precision` is what the loop runs at: "no",
     "bf16" or "fp16", or a preset; `scaler` its GradScaler, or the arguments of one in a dict.
-    `init_from` is a checkpoint that is loaded into the three first.
-    Other `options` are fields of `Kept` and keys of [task]. InputError for what is no part of one.
+    `init_from` is a checkpoint, loaded into the three first. Other `options` are fields of `Kept`
+    and keys of [task]. InputError for what is no part of one.
     """
     kept, recipe = _split(options)
     if init_from is not None:
         restored(init_from, module, optimizer, [] if scheduler is None else [scheduler])
-    count = recipe.pop("accumulation_steps", 1)
+    count, named = recipe.pop("accumulation_steps", 1), loss if isinstance(loss, str) else ""
     read = Read({} if optimizer is None else {"optimizer": optimizer})
     if optimizer is not None and not isinstance(optimizer, str):
         read = read_optimizer(optimizer, _instance(module))
-    if steps is not None:
-        _schedule(optimizer, scheduler, steps)  # refused before anything is drawn
-    named = loss if isinstance(loss, str) else ""
+    if steps is not None:  # refused before anything is drawn
+        _schedule(optimizer, scheduler, steps)
     drawing = kept.drawing(loader, seed, steps=steps, epochs=epochs, accumulation_steps=count)
     script = script_of(module, drawing, step_of(loss), kept, read, named)
     whole = {**script.recipe, **_schedule(optimizer, scheduler, script.recipe["steps"]), **recipe}
