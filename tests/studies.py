@@ -99,6 +99,7 @@ ADDED_OPS = frozenset(
         "asinh",
         "atan2",
         "atanh",
+        "cholesky",
         "cosh",
         "det_sign",
         "digamma",

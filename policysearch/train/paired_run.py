@@ -71,7 +71,8 @@ class PairedRun:
         self._step = step or compile_graph(wanted, seed=seed, observer=observer)
         self._model, self._seed, self._micro_batches = model, seed, task.accumulation_steps
         feed_constants(self._step, model)
-        feed_scalars(self._step, initial_state(policy.loss_scale).scale)
+        scale = initial_state(policy.loss_scale).scale
+        feed_scalars(self._step, scale, momentum=task.momentum_at(0))
 
     def at(self, moment: Moment) -> tuple[float, Gradients]:
         """Return the loss and the unscaled gradients, "grad:" before the parameter's name."""
