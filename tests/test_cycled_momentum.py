@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from policysearch.data.datasets import load_dataset
+from policysearch.diagnose.shadow import Shadows
+from policysearch.objective.objective import Objective
 from policysearch.ops.source import MOMENTUM, MOMENTUM_SHARE
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import preset
@@ -111,6 +113,12 @@ def test_the_number_is_fed_where_it_moves_and_nowhere_else() -> None:
             graph = task.tracing(task.build_model(dataset), 8).float32
             fed = [n.name for n in graph.nodes if n.name in (MOMENTUM, MOMENTUM_SHARE)]
             assert fed == ([name] if schedule.momenta else [])
+
+
+def test_moments_that_are_looked_at_are_fed_it_too() -> None:
+    """Without it beta1 is 1, and its correction divides by zero."""
+    objective = Objective(task_of("adamw"), "L4", "torch.compile")
+    assert Shadows(objective, 0).lost(objective.float32) == ()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 import policysearch as ps
 from policysearch.policy.presets import preset
 from policysearch.train.scripts.recipe import recorded
+from policysearch.train.scripts.script import script_at
 from policysearch.train.training import train
 from tests.test_scripts import Points, as_dict, loss_of_dict, net, read
 
@@ -141,3 +143,42 @@ def test_a_function_gives_a_batch_a_call_or_what_yields_them(
     (inputs,), labels = script.data.train
     assert np.array_equal(inputs, x) and np.array_equal(labels, y)
     assert script.data.validation_count and script.task.steps == 5
+
+
+SCRIPT = """
+import torch, policysearch
+
+class Own(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.fc(x)
+
+def script():
+    torch.manual_seed(0)
+    net, criterion = Own(), torch.nn.CrossEntropyLoss()
+    rows = torch.utils.data.TensorDataset(torch.randn(32, 3), torch.arange(32) % 2)
+
+    def loss(module, batch):
+        x, y = batch
+        return criterion(module(x), y)
+
+    loader = torch.utils.data.DataLoader(rows, 8)
+    return policysearch.from_loader(net, loader, loss=loss, steps=2)
+"""
+
+
+def test_a_net_whose_loss_is_inside_a_function_is_made_again_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `verify` does in its own process."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    model: Any = script_at("train.py:script", tmp_path).model
+    there = pickle.loads(pickle.dumps(model.source))
+    assert model.source.source is not None and there.source is None
+    x, y = torch.randn(8, 3), torch.arange(8) % 2
+    here, again = model.source(), there()
+    assert torch.equal(here(x, y), again(x, y)) and here(x, y).dim() == 0

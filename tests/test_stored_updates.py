@@ -240,3 +240,27 @@ def test_a_file_that_rounds_to_nearest_is_seen(monkeypatch: pytest.MonkeyPatch) 
     task = TASKS["momentum"]
     model = task.build_model(task.load_dataset())
     assert verify(stored_low(model.layer_names), task, steps=20).faults
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("error:.*overridden after learning rate scheduler:UserWarning")
+@pytest.mark.parametrize("first", ["schedule", "store"])
+def test_schedulers_take_the_optimizer_before_and_after(first: str) -> None:
+    torch = pytest.importorskip("torch")
+    file = exported(stored_low(NET.layer_names))
+    parameter = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+    optimizer = torch.optim.AdamW([parameter], lr=0.1)
+    makers = {
+        "store": lambda: file["store_updates"](optimizer),
+        "schedule": lambda: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9),
+    }
+    made = {name: makers[name]() for name in sorted(makers, key=lambda name: name != first)}
+    rates = set()
+    for _ in range(8):
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        made["schedule"].step()
+        rates.add(optimizer.param_groups[0]["lr"])
+    assert len(rates) == 8 and parameter.detach().unique().numel() > 1, "rounded by chance"
+    with pytest.raises(ValueError, match="its updates are stored so already"):
+        file["store_updates"](optimizer)

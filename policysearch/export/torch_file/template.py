@@ -96,7 +96,7 @@ def store_updates(optimizer):
         raise ValueError("optimizer: its updates are stored so already")
     step = optimizer.step
 
-    def run(closure=None):
+    def run(optimizer, closure=None):
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -109,8 +109,8 @@ def store_updates(optimizer):
             optimizer.param_groups = groups
         return loss
 
-    run.stores_updates = True
-    optimizer.step = run
+    run.__dict__.update(step.__dict__, stores_updates=True)  # what a scheduler has marked, too
+    optimizer.step = types.MethodType(run, optimizer)  # one that is made later reads its function
     return optimizer
 
 

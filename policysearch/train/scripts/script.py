@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -124,7 +125,37 @@ def script_at(name: object, folder: Path) -> Script:
     if not isinstance(given, Script):
         valid = "what from_loader, from_trainer or from_lightning returns"
         raise InputError(f"{KEY}: {name} returned {type(given).__name__}; expected {valid}")
-    return given
+    model: Any = given.model
+    if getattr(model, "source", None) is None:
+        return given
+    return replace(given, model=replace(model, source=Remade(name, folder, model.source)))
+
+
+@dataclass(frozen=True)
+class Remade:
+    """Makes the module of a script; in another process the script runs again where it has to.
+
+    That is where `source`, the module or its maker, cannot be sent there: most scripts have their
+    loss inside a function.
+    """
+
+    name: str
+    folder: Path
+    source: Any
+
+    def __call__(self) -> Any:
+        if self.source is None:
+            model: Any = script_at(self.name, self.folder).model
+            return model.source()
+        is_module = hasattr(self.source, "state_dict") and not isinstance(self.source, type)
+        return self.source if is_module else self.source()
+
+    def __getstate__(self) -> dict[str, Any]:
+        try:
+            pickle.dumps(self.source)
+        except Exception:  # pickle raises what it meets: of a user's classes it may be anything
+            return {**vars(self), "source": None}
+        return dict(vars(self))
 
 
 OWN_KEYS = ("model", "data", "data_folder", "loss", "script", "batch_size", "steps")
