@@ -119,8 +119,9 @@ def test_what_a_script_makes_is_found_with_the_arguments_that_it_wants(folder: P
     assert PLAIN.splitlines()[found.trains - 1].strip() == "loss.backward()"
     assert found.words == (
         "a function script() of the lines of run() before line 33 that ends in `return "
-        "policysearch.from_loader(net, loader, loss=..., optimizer=optimizer, steps=...)` "
-        "(nets: Block(width), Classifier(), build(args); loaders: loaders(batch))"
+        "policysearch.from_loader(net, loader, loss=..., optimizer=optimizer, steps=...)`, and "
+        "`loss` a function of the net and a batch that returns `nn.functional.cross_entropy(net(x), "
+        "y)` (nets: Block(width), Classifier(), build(args); loaders: loaders(batch))"
     )
     assert outline(SCRIPT).scripts == ("script",)
     taken = SCRIPT.replace("def script():", "def read(steps):")
@@ -268,3 +269,36 @@ def test_init_of_a_function_that_gives_a_script_is_a_study_that_runs(
     text = Path("train.toml").read_text()
     assert 'baseline = "torch.autocast.float16"' in text and "steps = 4" in text
     assert 'batch_size = 256\nbatch_size_reason = "the batch that you train at"' in text
+
+
+TERMS = """
+def main(args):
+    train, val = DataLoader(Blobs()), DataLoader(Blobs(1))
+    train_dl = DataLoader(Blobs())
+    val_dl = DataLoader(Blobs(1))
+    bce = nn.BCEWithLogitsLoss()
+    for epoch in range(args.epochs):
+        for x, y in train_dl:
+            for group in opt.param_groups:
+                group["lr"] = rate_at(epoch)
+            loss = bce(net(x), y) + dice_loss(net(x), y)
+            loss.backward()
+            opt.step()
+"""
+
+
+def test_a_loss_of_several_terms_and_rates_set_by_hand_are_asked_for(folder: Path) -> None:
+    loop = outline(TERMS).loop
+    assert loop is not None and "train_dl, loss=..., validation=val_dl, optimizer=opt" in loop.call
+    assert loop.more == (
+        "`loss` a function of the net and a batch that returns `bce(net(x), y) + dice_loss(net(x), "
+        "y)`",
+        "`scheduler` a LambdaLR of the rates that the loop sets itself",
+    )
+    alone = TERMS.replace(" + dice_loss(net(x), y)", "").replace('group["lr"] =', "rate =")
+    loop = outline(alone).loop
+    assert loop is not None and ("loss=bce, " in loop.call, loop.more) == (True, ())
+    more = "            loss += extra\n            loss.backward"
+    added = TERMS.replace("            loss.backward", more)
+    loop = outline(added.replace(" + dice_loss(net(x), y)", "")).loop
+    assert loop is not None and "loss=..., " in loop.call

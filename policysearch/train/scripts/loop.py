@@ -13,6 +13,9 @@ RANGES = ("range", "trange")
 SCHEDULERS = ("LR", "Restarts", "schedule", "scheduler")
 """Ends of the names of what makes a scheduler."""
 
+UNSEEN = ("val", "valid", "test", "eval", "dev")
+"""Beginnings of the names of loaders of examples that are not trained on."""
+
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "bf16": "bf16", "fp16": "fp16"}
 
 
@@ -21,18 +24,21 @@ class Loop:
     """The training of a script: the function it stands in, its first line, how it is read.
 
     `function` is "" at the top of the file, `call` is what reads it, with the script's own names.
+    `more` is what its reader has to write besides.
     """
 
     function: str
     line: int
     call: str
+    more: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
         """Return what to write, in one line."""
         lines = f"the lines of {self.function}()" if self.function else "the lines"
         before = f"{lines} before line {self.line}"
-        return f"a function script() of {before} that ends in `return {self.call}`"
+        said = f"a function script() of {before} that ends in `return {self.call}`"
+        return ", and ".join([said, *self.more])
 
 
 def calls(tree: ast.AST) -> Iterator[ast.Call]:
@@ -53,7 +59,40 @@ def loop_of(tree: ast.Module, training: ast.Call) -> Loop:
     line = loops[0].lineno if loops else training.lineno
     heads = [n for n in loops if isinstance(n, ast.For)]
     call = f"policysearch.{_read(tree, training, heads)}"
-    return Loop(functions[0] if functions else "", line, call)
+    more = _more(tree, training, call) if "from_loader(" in call else ()
+    return Loop(functions[0] if functions else "", line, call, tuple(more))
+
+
+def _more(tree: ast.Module, training: ast.Call, call: str) -> Iterator[str]:
+    """Yield what no name of the script stands for: a loss of several terms, rates set by hand."""
+    if "loss=..." in call:
+        trained = _trained(tree, training)
+        said = "what is trained" if trained is None else f"`{ast.unparse(trained)}`"
+        yield f"`loss` a function of the net and a batch that returns {said}"
+    targets = [t for n in ast.walk(tree) if isinstance(n, ast.Assign) for t in n.targets]
+    rates = (t for t in targets if isinstance(t, ast.Subscript) and "'lr'" in ast.unparse(t.slice))
+    if "scheduler=" not in call and next(rates, None) is not None:
+        yield "`scheduler` a LambdaLR of the rates that the loop sets itself"
+
+
+def _trained(tree: ast.Module, training: ast.Call) -> ast.expr | None:
+    """Return what the loop goes backward from, by what it is assigned; None where none is seen."""
+    assert isinstance(training.func, ast.Attribute)
+    value = training.args[0] if training.args else training.func.value
+    while isinstance(value, ast.BinOp | ast.Call) and not isinstance(value, ast.Name):
+        divided = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div)
+        inner = value.left if isinstance(value, ast.BinOp) else next(iter(value.args), None)
+        if not divided and not (isinstance(value, ast.Call) and last_name(value) == "scale"):
+            return value
+        if inner is None:
+            return None
+        value = inner
+    name = ast.unparse(value)
+    if any(isinstance(n, ast.AugAssign) and ast.unparse(n.target) == name for n in ast.walk(tree)):
+        return value
+    assigned = (n for n in ast.walk(tree) if isinstance(n, ast.Assign))
+    values = (n.value for n in assigned if name in map(ast.unparse, n.targets))
+    return next((v for v in values if not ast.unparse(v).startswith(f"{name} / ")), None)
 
 
 def _read(tree: ast.Module, training: ast.Call, loops: Sequence[ast.For]) -> str:
@@ -66,18 +105,23 @@ def _read(tree: ast.Module, training: ast.Call, loops: Sequence[ast.For]) -> str
         loaders = [named[key] for key in ("datamodule", "train_dataloaders") if key in named]
         given = [*given, *([named["model"]] if "model" in named else []), *loaders]
         return f"from_lightning({', '.join([*given[:2], trainer])})"
-    parts = [*_net_and_loader(tree, loops), *_recipe(tree, training), *_length(loops)]
+    parts = [*_net_and_loader(tree, training, loops), *_recipe(tree, training), *_length(loops)]
     return f"from_loader({', '.join(parts)})"
 
 
-def _net_and_loader(tree: ast.Module, loops: Sequence[ast.For]) -> Iterator[str]:
+def _net_and_loader(
+    tree: ast.Module, training: ast.Call, loops: Sequence[ast.For]
+) -> Iterator[str]:
     net = _net(tree)
     yield net
     heads = [_unwrapped(loop.iter) for loop in loops if not _range(loop)]
     drawn = [_unwrapped(call.args[0]) for call in calls(tree) if last_name(call) == "next"]
     made = _assigned(tree, lambda call: last_name(call).endswith("DataLoader"))
-    yield [*heads, *made, *drawn, "loader"][0]
-    yield f"loss={_loss(tree, net)}"
+    loader = [*heads, *made, *drawn, "loader"][0]
+    yield loader
+    yield f"loss={_loss(tree, net, _trained(tree, training))}"
+    unseen = (name for name in made if name != loader and name.startswith(UNSEEN))
+    yield from (f"validation={name}" for name in [*unseen][:1])
 
 
 def _net(tree: ast.Module) -> str:
@@ -96,15 +140,24 @@ def _unwrapped(value: ast.expr) -> str:
     return ast.unparse(value)
 
 
-def _loss(tree: ast.Module, net: str) -> str:
-    """Return the loss: a module by its name, or a function of the file of net and batch."""
+def _loss(tree: ast.Module, net: str, trained: ast.expr | None) -> str:
+    """Return the loss: a module by its name, or a function of the file of net and batch.
+
+    "..." where what is `trained` is more than one of these.
+    """
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     for call in calls(tree):
         taken = len(call.args) == 2 and ast.unparse(call.args[0]) == net
         if taken and "loss" in last_name(call) and last_name(call) in own:
-            return ast.unparse(call.func)
+            return ast.unparse(call.func) if _is_call(trained, last_name(call)) else "..."
     modules = _assigned(tree, lambda call: last_name(call).endswith("Loss"))
-    return next(iter(modules), "...")
+    named = (name for name in modules if _is_call(trained, name.rpartition(".")[2]))
+    return next(named, "...")
+
+
+def _is_call(trained: ast.expr | None, name: str) -> bool:
+    """Return whether what is trained is a call of `name` alone, or may be."""
+    return trained is None or (isinstance(trained, ast.Call) and last_name(trained) == name)
 
 
 def _recipe(tree: ast.Module, training: ast.Call) -> Iterator[str]:
