@@ -120,8 +120,8 @@ def test_what_a_script_makes_is_found_with_the_arguments_that_it_wants(folder: P
     assert found.words == (
         "a function script() of the lines of run() before line 33 that ends in `return "
         "policysearch.from_loader(net, loader, loss=..., optimizer=optimizer, steps=...)`, and "
-        "`loss` a function of the net and a batch that returns `nn.functional.cross_entropy(net(x), "
-        "y)` (nets: Block(width), Classifier(), build(args); loaders: loaders(batch))"
+        "`loss` a function of the net and a batch that returns `nn.functional.cross_entropy("
+        "net(x), y)` (nets: Block(width), Classifier(), build(args); loaders: loaders(batch))"
     )
     assert outline(SCRIPT).scripts == ("script",)
     taken = SCRIPT.replace("def script():", "def read(steps):")
