@@ -367,10 +367,19 @@ def _fourier(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
+def _or_nan(function: Callable[..., Any]) -> Callable[..., Tensor]:
+    """Return the function without its error: where a matrix of many has none, all are NaN."""
+
+    def call(device: Any, *matrices: Tensor) -> Tensor:
+        result, faults = function(*matrices)
+        return torch.where((faults == 0).all(), result, torch.nan)
+
+    return call
+
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **{name: _fourier(getattr(torch.fft, name)) for name in ("fft", "ifft", "rfft")},
-    "solve": lambda device, a, b: torch.linalg.solve(a, b),
-    "inv": lambda device, a: torch.linalg.inv(a),
+    **{name: _or_nan(getattr(torch.linalg, f"{name}_ex")) for name in ("solve", "inv", "cholesky")},
     "slogdet": lambda device, a: tuple(torch.linalg.slogdet(a)),
     "where": _where,
     "zeros": _filled(0.0),
