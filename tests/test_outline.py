@@ -302,3 +302,8 @@ def test_a_loss_of_several_terms_and_rates_set_by_hand_are_asked_for(folder: Pat
     added = TERMS.replace("            loss.backward", more)
     loop = outline(added.replace(" + dice_loss(net(x), y)", "")).loop
     assert loop is not None and "loss=..., " in loop.call
+    later = alone.replace(
+        "            loss.backward", more.replace("loss += extra", "loss = loss + x")
+    )
+    loop = outline(later).loop
+    assert loop is not None and "returns `loss + x`" in loop.more[0]

@@ -79,20 +79,28 @@ def _trained(tree: ast.Module, training: ast.Call) -> ast.expr | None:
     """Return what the loop goes backward from, by what it is assigned; None where none is seen."""
     assert isinstance(training.func, ast.Attribute)
     value = training.args[0] if training.args else training.func.value
-    while isinstance(value, ast.BinOp | ast.Call) and not isinstance(value, ast.Name):
-        divided = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div)
-        inner = value.left if isinstance(value, ast.BinOp) else next(iter(value.args), None)
-        if not divided and not (isinstance(value, ast.Call) and last_name(value) == "scale"):
-            return value
-        if inner is None:
-            return None
+    while (inner := _inside(value)) is not None:
         value = inner
+    if isinstance(value, ast.BinOp | ast.Call):
+        return value
     name = ast.unparse(value)
     if any(isinstance(n, ast.AugAssign) and ast.unparse(n.target) == name for n in ast.walk(tree)):
         return value
     assigned = (n for n in ast.walk(tree) if isinstance(n, ast.Assign))
-    values = (n.value for n in assigned if name in map(ast.unparse, n.targets))
-    return next((v for v in values if not ast.unparse(v).startswith(f"{name} / ")), None)
+    values = [n.value for n in assigned if name in map(ast.unparse, n.targets)]
+    terms = [v for v in values if not ast.unparse(v).startswith(f"{name} / ")]
+    # what is added to it later on counts before what it began with
+    further = (v for v in terms if name in map(ast.unparse, ast.walk(v)))
+    return next(further, next(iter(terms), None))
+
+
+def _inside(value: ast.expr) -> ast.expr | None:
+    """Return what is divided, or scaled by a GradScaler; None for anything else."""
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
+        return value.left
+    if isinstance(value, ast.Call) and last_name(value) == "scale":
+        return next(iter(value.args), None)
+    return None
 
 
 def _read(tree: ast.Module, training: ast.Call, loops: Sequence[ast.For]) -> str:
