@@ -8,7 +8,7 @@ runs in numpy on the host, right but slow.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -180,6 +180,9 @@ class TorchArray(NDArrayOperatorsMixin):
             given = _tensor(value, self.tensor.device, self.tensor.dtype)
         if key is Ellipsis and given.shape == self.tensor.shape:
             self.tensor.copy_(given)
+        elif isinstance(key, TorchArray) and key.tensor.dtype == torch.bool and not given.ndim:
+            mask = key.tensor.reshape(*key.shape, *(1,) * (self.ndim - key.ndim))
+            self.tensor.masked_fill_(mask, given)  # by its places the host would wait for them
         else:
             self.tensor[self._key(key)] = given.to(self.tensor.dtype)
 
@@ -224,7 +227,11 @@ class TorchArray(NDArrayOperatorsMixin):
         if ufunc is np.matmul and isinstance(out, TorchArray):
             torch.matmul(*tensors, out=out.tensor)
             return out
-        found = UFUNCS[ufunc.__name__](*tensors)
+        function = UFUNCS[ufunc.__name__]
+        if where is True and isinstance(out, TorchArray) and _is_written_by(ufunc, tensors, out):
+            function(*tensors, out=out.tensor)
+            return out
+        found = function(*tensors)
         if where is not True:
             found = torch.where(_tensor(where, found.device), found, _tensor(out, found.device))
         return TorchArray(found)
@@ -255,6 +262,16 @@ class TorchArray(NDArrayOperatorsMixin):
             _from_host(each, self.tensor.device) for each in (found if several else [found])
         ]
         return type(found)(on_device) if several else on_device[0]
+
+
+def _is_written_by(ufunc: Any, tensors: Sequence[Any], out: TorchArray) -> bool:
+    """Return whether torch writes the result into `out` itself: without one more pass over it."""
+    same = all(each.dtype == out.tensor.dtype for each in tensors)
+    whole = torch.broadcast_shapes(*(each.shape for each in tensors)) == out.tensor.shape
+    return ufunc.__name__ in _WRITES and same and whole
+
+
+_WRITES = frozenset(("add", "subtract", "multiply", "divide", "sqrt", "exp", "maximum", "minimum"))
 
 
 def _method(name: str) -> Callable[..., Any]:

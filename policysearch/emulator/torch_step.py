@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from policysearch.emulator.nodes import Observer, attributes, draws
 from policysearch.emulator.plan import needs_rounding
@@ -24,7 +25,7 @@ from policysearch.emulator.torch_array import TorchArray
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph, Node, size
 from policysearch.layout import empty, logical_view, stored_flat, stored_view
-from policysearch.ops.loss import IGNORED, log_softmax
+from policysearch.ops.loss import IGNORED
 from policysearch.products.product import MatrixUnits
 from policysearch.rounding.grid import grid_of
 from policysearch.rounding.rounder import Fast, check_fast
@@ -211,9 +212,9 @@ class TorchStep:
         tensor = found.tensor if isinstance(found, TorchArray) else self._from_host(found)
         if node.id in self._grids:
             return TorchArray(self._rounded(node, tensor))
-        shared = tensor.untyped_storage().data_ptr()
-        if any(shared == each.tensor.untyped_storage().data_ptr() for each in inputs):
-            tensor = tensor.clone()  # an input may be a source, which moves
+        shared, fed = tensor.untyped_storage().data_ptr(), self._fed.keys() & set(node.inputs)
+        if any(shared == self._fed[i].tensor.untyped_storage().data_ptr() for i in fed):
+            tensor = tensor.clone()  # a source moves
         return TorchArray(tensor.float())
 
     def _from_host(self, value: Any) -> Any:
@@ -250,8 +251,7 @@ def _counted(targets: Any, attrs: Any) -> tuple[Any, Any, Any]:
 def _token_cross_entropy(inputs: Any, attrs: Any) -> TorchArray:
     logits, targets = inputs
     classes, counts, share = _counted(targets, attrs)
-    found: Any = log_softmax(logits)
-    log_p, smoothing = found.tensor, attrs.get("label_smoothing", 0.0)
+    log_p, smoothing = torch.log_softmax(logits.tensor, 1), attrs.get("label_smoothing", 0.0)
     rows = log_p.gather(1, classes)[:, 0]
     if smoothing:
         rows = rows * (1.0 - smoothing) + log_p.sum(1) * (smoothing / log_p.shape[1])
@@ -261,8 +261,7 @@ def _token_cross_entropy(inputs: Any, attrs: Any) -> TorchArray:
 def _token_cross_entropy_grad(inputs: Any, attrs: Any) -> TorchArray:
     grad, logits, targets = inputs
     classes, counts, share = _counted(targets, attrs)
-    found: Any = log_softmax(logits)
-    smoothing, slope = attrs.get("label_smoothing", 0.0), torch.exp(found.tensor)
+    smoothing, slope = attrs.get("label_smoothing", 0.0), torch.softmax(logits.tensor, 1)
     if smoothing:
         slope -= smoothing / slope.shape[1]
     slope.scatter_add_(1, classes, torch.full_like(classes, smoothing - 1.0, dtype=slope.dtype))
@@ -281,13 +280,44 @@ def _embedding_grad(inputs: Any, attrs: Any) -> TorchArray:
     return TorchArray(table)
 
 
+def _gelu(inputs: Any, attrs: Any) -> TorchArray:
+    form = attrs["form"].replace("erf", "none")
+    return TorchArray(functional.gelu(inputs[0].tensor, approximate=form))
+
+
+def _gelu_grad(inputs: Any, attrs: Any) -> TorchArray:
+    grad, x = (each.tensor for each in inputs)
+    form = attrs["form"].replace("erf", "none")
+    return TorchArray(torch.ops.aten.gelu_backward(grad, x, approximate=form))
+
+
+def _softmax(inputs: Any, attrs: Any) -> TorchArray:
+    x, axis = inputs[0].tensor, attrs.get("axis", -1)
+    y = torch.softmax(x, axis)
+    if attrs.get("empty_rows"):
+        y = torch.where(torch.isneginf(x).all(axis, keepdim=True), 0.0, y)
+    return TorchArray(y)
+
+
+def _softmax_grad(inputs: Any, attrs: Any) -> TorchArray:
+    grad, y = (each.tensor for each in inputs)
+    found = torch.ops.aten._softmax_backward_data(grad, y, attrs.get("axis", -1), y.dtype)
+    return TorchArray(found)
+
+
 OWN: Mapping[str, Any] = {
     "all_finite": _all_finite,
     "embedding_grad": _embedding_grad,
+    "gelu": _gelu,
+    "gelu_grad": _gelu_grad,
+    "softmax": _softmax,
+    "softmax_grad": _softmax_grad,
     "token_cross_entropy": _token_cross_entropy,
     "token_cross_entropy_grad": _token_cross_entropy_grad,
 }
-"""Ops whose numpy asks the device for an answer before it goes on."""
+"""Ops whose numpy asks the device for an answer before it goes on, or passes over the largest
+values of a transformer many times where torch has one kernel.
+"""
 
 
 def _told(observer: Observer, node: Node, before: Any, after: Any) -> None:

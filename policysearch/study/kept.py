@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,9 @@ PARTS = frozenset({"task", "model", "data", "net", "script"})
 
 PACKAGED = ("digits", "digits32", "sums")
 """Data sets that need no file beside the package."""
+
+MOST_ELEMENTS = 2**28
+"""Numbers of one example: no net of a study is fed a gigabyte for each."""
 
 Plain = dict[str, Any]
 
@@ -176,11 +180,12 @@ def _script_of(known: Plain) -> Script | None:
 
 
 def _examples(plain: Plain) -> Dataset:
-    """Return data of the kept shapes that says nothing."""
-    inputs = tuple(np.zeros((2, *shape), dtype) for shape, dtype in plain["inputs"])
-    shape, dtype = plain["labels"]
-    labels = np.zeros((2, *shape), dtype)
-    return Dataset(plain["name"], inputs, labels, 1, 1, plain["classes"])
+    """Return data of the kept shapes that says nothing; raise ValueError where it has no end."""
+    parts = (*plain["inputs"], plain["labels"])
+    if max(math.prod(shape) for shape, _ in parts) > MOST_ELEMENTS:
+        raise ValueError("examples without end")
+    *inputs, labels = (np.zeros((2, *shape), dtype) for shape, dtype in parts)
+    return Dataset(plain["name"], tuple(inputs), labels, 1, 1, plain["classes"])
 
 
 def _read(place: Path) -> Plain | None:
