@@ -106,7 +106,7 @@ def policies(draw: st.DrawFn) -> Policy:
         low,
         fp32,
         promote,
-        bias=draw(st.sampled_from(["fused", "rounded", "fp32"])),
+        bias=draw(st.sampled_from(["fused", "rounded", "fp32", "convolution_rounded"])),
         casts=draw(st.sampled_from(["op", "layer"])),
         norm_inner=draw(st.sampled_from(["float32", "format"])),
         master_weights=draw(st.booleans()),

@@ -17,7 +17,7 @@ from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.inclusion import contains
-from policysearch.train.step import trace_step
+from policysearch.train.step import trace_forward, trace_step
 from policysearch.values import InputError
 
 LOW = ("matmul", "conv2d", "bias")
@@ -132,6 +132,16 @@ def test_bias_modes(mode: str, product: str, total: str) -> None:
     assert left.format == product
     matmul = next(n for n in _nodes(graph, op="matmul", layer="fc1") if n.role == "fprop")
     assert matmul.fused == (mode == "fused")
+
+
+def test_cuda_rounds_a_convolution_alone_before_its_bias() -> None:
+    net = lenet5()
+    policy = _policy(uniform_layer("bfloat16"), names=tuple(net.layer_names))
+    policy = replace(policy, bias="convolution_rounded")
+    graph = apply_policy(trace_forward(net, 4), policy)
+    found = {node.layer: graph.inputs_of(node)[0].format for node in _nodes(graph, op="bias")}
+    low = dict.fromkeys(("conv1", "conv2"), "bfloat16")
+    assert found == low | dict.fromkeys(("fc1", "fc2", "fc3"), "float32")
 
 
 def test_gradients_pass_the_all_reduce_format() -> None:

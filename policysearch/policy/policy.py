@@ -212,7 +212,8 @@ class Policy(Shown):
     `low_precision_ops` run in their layer's formats, `fp32_ops` in float32, `promote_ops` in the
     widest format among their inputs; an op used by the model must be in one of the three.
     `bias`: "fused" adds the bias before the one output rounding, "rounded" after it with a
-    second rounding, "fp32" adds in float32 and leaves the result there.
+    second rounding, "fp32" adds in float32 and leaves the result there. "convolution_rounded" is
+    "rounded" for convolutions and "fused" elsewhere, as torch on CUDA, whose cuDNN adds no bias.
     `casts`: "op" brings what every op reads into its layer's format, as eager modes do; "layer"
     casts what enters a layer, as MindSpore's graph mode does: its ops read what layers inside it
     give as it is, and such an op runs in the widest format it reads. `norm_inner`: norms sum and
@@ -236,7 +237,7 @@ class Policy(Shown):
     low_precision_ops: tuple[str, ...]
     fp32_ops: tuple[str, ...]
     promote_ops: tuple[str, ...]
-    bias: Literal["fused", "rounded", "fp32"] = "fused"
+    bias: Literal["fused", "rounded", "fp32", "convolution_rounded"] = "fused"
     casts: Literal["op", "layer"] = "op"
     norm_inner: Literal["float32", "format"] = "float32"
     master_weights: bool = True

@@ -33,6 +33,8 @@ def _product_rules(name: str, product: Made, policy: Policy) -> tuple[Conversion
     low = policy.low_precision_ops
 
     def before_bias(at: Casting, gemm: Node, bias: Node) -> int | None:
+        if policy.bias == "convolution_rounded" and gemm.op.name.startswith("conv"):
+            return None
         apart = bias.attributes.get("apart")
         if apart == UNCAST:
             apart = at.format(at.new[gemm.inputs[0]]) == at.layer(gemm).compute
@@ -54,7 +56,7 @@ def _product_rules(name: str, product: Made, policy: Policy) -> tuple[Conversion
     fused = Pattern((gemm, bias), (Edge("gemm", "bias", 0),))
     before = (Conversion(f"{name} with its bias", fused, before_bias),)
     return (
-        *(before if policy.bias == "fused" else ()),
+        *(before if policy.bias in ("fused", "convolution_rounded") else ()),
         Conversion(name, Pattern((node(kind="gemm", role="fprop", source=low),)), alone),
         Conversion(
             f"{name} of a gradient",

@@ -301,12 +301,15 @@ def _told(result: dict[str, Any], running: Policy, model: Model) -> dict[str, An
 def _on_place(running: Policy, place: str) -> Policy:
     """Return the policy as that place runs it.
 
-    Optimizers have the numbers of updates otherwise there, and a CPU has no TF32.
+    Optimizers have the numbers of updates otherwise there, a CPU has no TF32, and CUDA rounds a
+    convolution before its bias is added (`at::convolution` adds it to what cuDNN gives).
     """
     if place == "cpu":
         running = running.with_layers(
             {name: LayerPolicy() for name, row in running.layers if row.compute == "tfloat32"}
         )
+    elif running.bias == "fused":
+        running = replace(running, bias="convolution_rounded")
     if running.optimizer_order == "fused":
         return running
     return replace(running, optimizer_scalars="storage" if place == "cpu" else "float32")
