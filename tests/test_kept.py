@@ -6,6 +6,7 @@ import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from policysearch.rewrite.editor import Editor
 from policysearch.rewrite.matching import Match
 from policysearch.rewrite.patterns import chain, node
 from policysearch.rewrite.rules import RuledModel, rule
-from policysearch.study.kept import graph_place, load_to_view
+from policysearch.study.kept import graph_place, load_to_view, sealed
 from policysearch.study.specification import load_spec, objective_of
 from policysearch.train import user_code
 from policysearch.train.tasks import Task
@@ -140,15 +141,22 @@ def test_views_of_a_finished_study_run_no_code_and_show_the_same(
     assert spec.task.to_plain() == load_spec(study).task.to_plain()
 
 
+def _plain(place: Path) -> Any:
+    """Return what a kept graph says, without its seal."""
+    return json.loads(gzip.decompress(place.read_bytes()).partition(b"\n")[2])
+
+
 def test_a_kept_graph_of_another_task_or_a_damaged_one_is_not_used(folder: Path) -> None:
     study = write_study(folder, *OWN)
     assert main(["run", "tiny.toml", "--trust"]) == 0
     place = graph_place(folder / "results" / "tiny.journal")
     whole = place.read_bytes()
-    endless = json.loads(gzip.decompress(whole))
+    endless = _plain(place)
     endless["data"]["labels"][0] = [10**15]  # which no machine can make
-    packed = gzip.compress(json.dumps(endless).encode())
-    for damaged in (b"", whole[:-9], whole[:40] + b"x" + whole[41:], gzip.compress(b"{}"), packed):
+    by_hand = gzip.compress(gzip.decompress(whole).replace(b"fc1", b"fc9"))
+    assert b"fc9" in gzip.decompress(by_hand)
+    spoilt = (b"", whole[:-9], whole[:40] + b"x" + whole[41:], gzip.compress(b"{}"), by_hand)
+    for damaged in (*spoilt, sealed(endless)):
         place.write_bytes(damaged)
         assert load_to_view(study).task == load_spec(study).task
     place.write_bytes(whole)
@@ -168,7 +176,7 @@ def test_a_kept_graph_that_someone_changed_gets_no_traceback(
     write_study(folder, *OWN)
     assert main(["run", "tiny.toml", "--trust"]) == 0
     place = graph_place(folder / "results" / "tiny.journal")
-    plain = json.loads(gzip.decompress(place.read_bytes()))
+    plain = _plain(place)
     nodes = plain["model"]["kept"]["training"]["nodes"]
     product = next(node for node in nodes if node[0] == "matmul")
     if field == "name":
@@ -176,7 +184,7 @@ def test_a_kept_graph_that_someone_changed_gets_no_traceback(
     else:
         assert product[6][0][0] == "transpose_b"
         product[6][0][0] = "no such attribute"
-    place.write_bytes(gzip.compress(json.dumps(plain).encode()))
+    place.write_bytes(sealed(plain))
     capsys.readouterr()
     ended = main(view.split())
     told = capsys.readouterr()

@@ -10,6 +10,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,9 +159,16 @@ def _kept(folder: Path) -> Iterator[Kind]:
     with trained_here():
         assert ran(["run", "own.toml", "--no-confirm"], folder).end == "taken"
     graph = folder / "results" / "own.journal.graph"
-    tree = json.loads(gzip.decompress(graph.read_bytes()))
+    seal, _, text = gzip.decompress(graph.read_bytes()).partition(b"\n")
     shown = ("show own.toml", "report own.toml", "explain preset:bfloat16 --study own.toml")
-    yield Kind("graph", "results/own.journal.graph", graph.read_bytes(), shown, tree, _packed)
+    yield Kind(
+        "graph",
+        "results/own.journal.graph",
+        graph.read_bytes(),
+        shown,
+        json.loads(text),
+        partial(_packed, seal),
+    )
 
 
 def _json(tree: Any) -> bytes:
@@ -176,8 +184,9 @@ def _lines(tree: Any) -> bytes:
     return b"".join(_json(line) + b"\n" for line in lines)
 
 
-def _packed(tree: Any) -> bytes:
-    return gzip.compress(_json(tree), mtime=0)
+def _packed(seal: bytes, tree: Any) -> bytes:
+    """Return a kept graph that was changed, with the seal that it had."""
+    return gzip.compress(seal + b"\n" + _json(tree), mtime=0)
 
 
 def fuzzed(

@@ -9,6 +9,7 @@ files. What it says of a study is used where the task is the one that the study 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import math
 import zlib
@@ -32,7 +33,7 @@ from policysearch.train.tasks import Task
 from policysearch.train.user_code import is_user_code
 from policysearch.values import from_plain, to_plain
 
-VERSION = 1
+VERSION = 2
 PARTS = frozenset({"task", "model", "data", "net", "script"})
 """What a kept graph has beside its version."""
 
@@ -83,8 +84,16 @@ def keep_graph(spec: StudySpec, objective: Objective, storage: Path) -> None:
     if known is not None and known["model"]["print_of_model"] == objective.model.fingerprint:
         return
     if (plain := _plain_of(spec, objective)) is not None:
-        text = json.dumps(plain, separators=(",", ":"))
-        write_whole({place: gzip.compress(text.encode(), mtime=0)})
+        write_whole({place: sealed(plain)})
+
+
+def sealed(plain: Plain) -> bytes:
+    """Return the file that keeps `plain`: a line with its SHA-256, and itself, compressed.
+
+    No one writes it by hand: one that was changed is not used, however well it was changed.
+    """
+    text = json.dumps(plain, separators=(",", ":")).encode()
+    return gzip.compress(hashlib.sha256(text).hexdigest().encode() + b"\n" + text, mtime=0)
 
 
 def load_to_view(path: Path, storage: Path | None = None) -> StudySpec:
@@ -191,7 +200,10 @@ def _examples(plain: Plain) -> Dataset:
 def _read(place: Path) -> Plain | None:
     """Return what was kept; None where there is nothing, or nothing whole and of this version."""
     try:
-        plain: Plain = json.loads(gzip.decompress(place.read_bytes()))
+        seal, _, text = gzip.decompress(place.read_bytes()).partition(b"\n")
+        if hashlib.sha256(text).hexdigest().encode() != seal:
+            return None
+        plain: Plain = json.loads(text)
         whole = plain["version"] == VERSION and plain.keys() >= PARTS
         model_from_kept(plain["model"])
         _examples(plain["data"])
