@@ -10,13 +10,11 @@ import numpy as np
 
 from policysearch.report.text import aligned
 from policysearch.study.journal.trials import Trial
-from policysearch.study.results.noise import Interval, intervals
+from policysearch.study.results.noise import MOST_SEEDS, Interval, intervals, seeds_needed
 from policysearch.study.results.ranking import (
     FEWEST,
-    MOST_SEEDS,
     WANTED_SHARE,
     rank_correlation,
-    seeds_needed,
     split_half,
 )
 from policysearch.study.results.results import Results
