@@ -496,5 +496,5 @@ def test_every_view_of_a_study_begins_with_the_verdict(
 )
 def test_what_hides_whether_float32_learned_is_named(learned: Learned | None, why: str) -> None:
     verdict = replace(made_up.results_of(), learned=learned).verdict
-    assert verdict.text.endswith(f"; that float32 learned is not checked: {why}")
+    assert verdict.text.endswith(f"; that float32 beats a constant is not checked: {why}")
     assert not verdict.learning_checked

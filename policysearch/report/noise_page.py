@@ -96,7 +96,7 @@ def _verdict(results: Results, trained: list[Trial]) -> str:
     sure = sum(1 for i in map(results.interval, trained) if i and i.error > 0.0)
     clear = " and seeds" if sure >= FEWEST else f"; {sure} policies are too few to say of seeds"
     share = max(WANTED_SHARE, results.spec.objectives.matters)
-    older = "" if results.learned.checked else "; that float32 learned is not checked"
+    older = "" if results.learned.checked else "; that float32 beats a constant is not checked"
     return results.cannot_rank or (
         f"this recipe ranks policies: a gap of {share:.0%} of float32's drop, "
         f"{share * results.learned.drop:.1e} {results.unit}, stands clear of noise{clear}{older}"

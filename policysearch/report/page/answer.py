@@ -92,7 +92,8 @@ def _kept(sight: Sight) -> str:
         f"Until more is known, keep what you run, {name}: trial {base.number} is modeled at "
         f"{times(cost.speedup)} the speed of float32 ({cost.speedup_low:.2f} to "
         f"{cost.speedup_high:.2f}) and {times(cost.memory_ratio)} its memory. Its loss gap, "
-        f"{measured} nats as measured, is not ranked: it speaks neither for it nor against it."
+        f"{measured} {sight.results.unit} as measured, is not ranked: it speaks neither for "
+        "it nor against it."
     )
 
 
@@ -143,10 +144,14 @@ def _tiles(sight: Sight, pick: Trial) -> Html:
     interval, confirmed = results.interval(pick), results.confirmation(pick)
     sure = f"{gap(interval.low)} to {gap(interval.high)} at 95%" if interval else "one seed"
     steps = results.spec.task.steps
-    tiles.append(_tile(gap(pick.loss_gap), f"nats of loss gap at {steps} steps,", sure))
+    tiles.append(
+        _tile(gap(pick.loss_gap), f"{sight.results.unit} of loss gap at {steps} steps,", sure)
+    )
     if confirmed is not None:  # beside what float32 itself has left there
         held = typeset(results.fault(pick)) or "holds"
-        tiles.append(_tile(gap(confirmed.loss_gap), f"nats at {confirmed.steps} steps:", held))
+        tiles.append(
+            _tile(gap(confirmed.loss_gap), f"{results.unit} at {confirmed.steps} steps:", held)
+        )
     return tag("dl", *tiles, cls="tiles")
 
 
@@ -189,7 +194,7 @@ def _others(sight: Sight, pick: Trial) -> Html | None:
         beside = "as fast as" if abs(over - 1.0) < 0.005 else f"{times(over)} the speed of"
         said = (
             f": {trial.label}; {times(trial.cost.speedup)} float32, {beside} trial {pick.number}, "
-            f"{times(trial.cost.memory_ratio)} memory, gap {gap(trial.loss_gap)} nats"
+            f"{times(trial.cost.memory_ratio)} memory, gap {gap(trial.loss_gap)} {results.unit}"
         )
         link = tag("a", f"Trial {trial.number}", href=sight.href(trial.number))
         lines.append(tag("li", link, said, data_t=trial.number))

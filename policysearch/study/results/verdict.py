@@ -122,7 +122,7 @@ class Verdict:
 def _not_checked(learned: Learned | None) -> str:
     own = learned is not None and learned.unit == unit_of(OWN_LOSS)
     why = "a net's own loss has no constant to beat" if own else "its records are older"
-    return f"; that float32 learned is not checked: {why}"
+    return f"; that float32 beats a constant is not checked: {why}"
 
 
 def verdict_of(results: Evidence) -> Verdict:
@@ -308,7 +308,7 @@ def _take(results: Evidence, best: Row, ahead: Row | None, over: str, note: str)
     saved = _saved(trial, _rival(results)[0])
     sure = f"{lost_by.said}; {_later(results, trial)}"
     text = f"take {_name(trial)} ({_faster(speed, over)}{saved}; {sure})"
-    if ahead and ahead is not best:
+    if ahead and ahead is not best and TF32 not in ahead[0].presets:  # else it is said anyway
         text += f"; {_untold(*ahead, over)}"
     return _verdict("take", text + note, results, *best)
 
