@@ -209,16 +209,14 @@ def _apply(sight: Sight, pick: Trial) -> Html:
     if switch := sight.results.verdict.switch:
         parts.insert(0, code("One line in the training script is enough", "switch", switch))
     elif target == "torch":
-        module = f"{study.name}-torch".replace("'", "")
         lines = (
-            "import importlib  # in the folder in which results/ lies\n\n"
-            f"policy = importlib.import_module('results.{module}')\n"
-            "model = policy.apply_policy(model, device_type='cuda')  # in place of autocast\n"
-            "scaler = policy.make_grad_scaler('cuda')  # does nothing without a loss scale\n"
+            f"import precision  # results/{study.name}-torch.py, copied beside it so named\n\n"
+            "model = precision.apply_policy(model, device_type='cuda')  # in place of autocast\n"
+            "scaler = precision.make_grad_scaler('cuda')  # does nothing without a loss scale\n"
             "# now make the optimizer"
         )
         if draws_updates(pick.policy):  # without it the file rounds to nearest, and updates vanish
-            lines += "\noptimizer = policy.store_updates(optimizer)"
+            lines += "\noptimizer = precision.store_updates(optimizer)"
         parts.append(code("Then in the training script", "lines", lines))
     plain = json.dumps(json.loads(pick.policy.to_json()), separators=(",", ":"))
     download = tag(

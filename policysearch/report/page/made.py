@@ -35,7 +35,7 @@ def body(sight: Sight) -> Html:
     task = spec.task
     facts = [
         ("On what it rests", typeset(caption(results).replace("\n", " "))),
-        ("Task", f"{task.model_name} on {task.data_name}, {_recipe(sight)}"),
+        ("Task", f"{task.said}, {_recipe(sight)}"),
         ("Formats offered", ", ".join(spec.space.formats)),
         ("Target", spec.study.target or "none named"),
         ("Made with", versions or "not recorded"),

@@ -122,7 +122,7 @@ def study_html(spec: StudySpec) -> str:
     """Return what a study searches, on what it trains, and where it is priced."""
     task, study = spec.task, spec.study
     rows: list[list[Child]] = [
-        ["trains", f"{task.model_name} on {task.data_name}, batch {task.batch_size}"],
+        ["trains", f"{task.said}, batch {task.batch_size}"],
         ["for", f"{task.steps} steps, seeds {', '.join(map(str, study.seeds))}"],
         ["searches", f"{study.trials} policies, formats {', '.join(spec.space.formats)}"],
         ["priced on", f"{spec.cost.device} with {spec.cost.stack}, batch {spec.priced_batch_size}"],
