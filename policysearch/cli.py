@@ -35,7 +35,10 @@ INTERRUPTED = 130
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a mistake as one line."""
+    """Reports a mistake as one line, and takes options as they are spelled."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)

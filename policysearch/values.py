@@ -10,7 +10,7 @@ import math
 import types
 import typing
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
@@ -106,6 +106,9 @@ NO_LAYER = "(the net itself)"
 SHOWN = 100
 """So many characters of what was given are shown."""
 
+LISTED = 12
+"""So many valid names are listed where one of all was probably meant."""
+
 
 def shown(given: object) -> str:
     """Return `given` as a message shows it: on one line, and not all of it where it is long."""
@@ -120,10 +123,20 @@ def one_of(where: str, given: object, valid: Iterable[str]) -> str:
     """Return `given` if it is one of `valid`; raise InputError naming both otherwise."""
     names = list(valid)
     if not isinstance(given, str) or given not in names:
-        hint = near_miss(given, names)
-        listed = ", ".join(name or "''" for name in names)
-        raise InputError(f"{where}: {shown(given)}; expected one of {listed}{hint}")
+        raise InputError(f"{where}: {shown(given)}{valid_names(names, near_miss(given, names))}")
     return given
+
+
+def valid_names(names: Sequence[str], hint: str) -> str:
+    """Return the end of a message on a wrong name: valid ones, then the `hint` at one.
+
+    The hint comes first where there are more than LISTED names, of which the others are cut.
+    """
+    listed = [name or "''" for name in names]
+    if not hint or len(names) <= LISTED:
+        return f"; expected one of {', '.join(listed)}{hint}"
+    more = len(names) - LISTED
+    return f"{hint} expected one of {', '.join(listed[:LISTED])} and {more} more"
 
 
 def near_miss(given: object, valid: Iterable[str]) -> str:

@@ -203,7 +203,7 @@ def test_a_near_miss_of_a_command_is_named(capsys: pytest.CaptureFixture[str]) -
     ("typed", "end"),
     [
         ("run x.toml --trails 5", "--trails 5; did you mean '--trials'?"),
-        ("confirm x.toml --step=4x", ""),  # short for --steps
+        ("confirm x.toml --step=4x", "--step=4x; did you mean '--steps'?"),  # none is cut short
         ("confirm x.toml --sseeds=4", "--sseeds=4; did you mean '--seeds'?"),
         ("run x.toml --qqq", "--qqq"),
         ("run x.toml y.toml", "y.toml"),
@@ -213,9 +213,6 @@ def test_a_near_miss_of_an_option_is_named(
     typed: str, end: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = typed.split()
-    if not end:
-        assert main(command) == 2 and "unrecognized" not in capsys.readouterr().err
-        return
     with pytest.raises(SystemExit) as stopped:
         main(command)
     said = f"unrecognized arguments: {end}; see policysearch {command[0]} --help\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -284,7 +285,10 @@ def test_the_command_says_it_and_writes_the_repair(
 ) -> None:
     study = write_study(tmp_path)
     assert main(["diagnose", "preset:bfloat16", "--study", str(study)]) == 0
-    assert capsys.readouterr().out.startswith("verdict: ")
+    out, err = capsys.readouterr()
+    assert out.startswith("verdict: ")
+    assert err.startswith("up to 13 trainings of 6 steps, and those that confirm a repair\n1/13: ")
+    assert re.search(r"\n2/13, \S+ seconds each: ", err)
     assert main(["diagnose", "preset:bfloat16", "--study", str(study), "--budget", "0"]) == 2
     assert "--budget: 0; expected at least 1" in capsys.readouterr().err
     _, found = state

@@ -72,12 +72,18 @@ def test_without_longer_runs_none_are_counted(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_command, "_search", lambda *_: sys.exit(7))
-    study = write_study(tmp_path, ("confirm_share = 0\n", "confirm_share = 0.5\n"))
-    for option, counted in (("--yes", True), ("--no-confirm", False)):
+    """Nor announced where the budget pays for none: 0.5 of 12 trainings are 6 of 20 wanted."""
+    for share, option, counted in (
+        ("5", "--yes", 5),
+        ("5", "--no-confirm", 0),
+        ("0.5", "--yes", 0),
+    ):
+        study = write_study(tmp_path, ("confirm_share = 0\n", f"confirm_share = {share}\n"))
         with pytest.raises(SystemExit):
             main(["run", str(study), "--storage", str(tmp_path / "x.journal"), option])
         said = capsys.readouterr().err
-        assert ("and longer runs for 0.5 of that" in said) is counted and "steps" in said
+        assert ("longer runs" in said) is bool(counted) and "steps" in said
+        assert f", and longer runs of up to {counted}: about" in said or not counted
 
 
 @pytest.mark.parametrize(("answer", "begins"), [("n", False), ("", False), ("y", True)])

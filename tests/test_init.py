@@ -123,9 +123,13 @@ def test_a_file_with_a_module_and_arrays_is_two_commands_from_a_front(
     assert main(["init", "net.py", "--steps", "12", "--device", "V100-SXM2"]) == 0
     said = capsys.readouterr().out
     assert "3 layers" not in said and "2 layers; 40 to train on and 10 to validate" in said
+    assert "\nat batch 64 launches, not arithmetic, set the modeled time" in said
     assert "assumed batch: 64 (--batch)" in said and "assumed device" not in said
     assert "\nsteps = 12                     # given\n" in Path("net.toml").read_text()
-    assert main(["init", "net.py", "--out", "other.toml"]) == 0
+    assert main(["init", "net.py", "--out", "other.toml", "--batch", "65536"]) == 0
+    said = capsys.readouterr().out
+    assert "\nfloat8_e4m3fn is not searched, for no layer runs in it: " in said
+    assert "launches" not in said
     assert "\nsteps = 300                     # assumed: enough" in Path("other.toml").read_text()
     assert main(["run", "net.toml", "--trials", "2", "--processes", "1", "--no-confirm"]) == 0
     trained = policysearch.load_results(load_spec(Path("net.toml")))

@@ -140,7 +140,9 @@ def test_the_verdict_of_an_old_journal_guesses_nothing_of_learning(
     assert main(["show", "before.toml", "--json"]) == 0
     verdict = json.loads(capsys.readouterr().out)["verdict"]
     assert verdict["kind"] in ("take", "keep", "at a cost") and not verdict["learning_checked"]
-    assert verdict["text"].endswith("that float32 learned is not checked: its records are older")
+    assert verdict["text"].endswith(
+        "that float32 beats a constant is not checked: its records are older"
+    )
     assert main(["show", "before.toml"]) == 0
     assert capsys.readouterr().out.startswith(f"verdict: {verdict['text']}\n")
 

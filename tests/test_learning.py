@@ -187,7 +187,7 @@ def test_a_journal_without_the_constant_is_not_checked(tmp_path: Path) -> None:
     path = tmp_path / "x.journal"
     assert "policysearch:constant" not in path.read_text(encoding="utf-8")
     assert older.learned is not None and not older.learned.checked and older.front
-    assert "that float32 learned is not checked" in str(older.verdict)
+    assert "that float32 beats a constant is not checked" in str(older.verdict)
     again = run_study(older.spec, path, processes=0)
     assert "policysearch:constant" in path.read_text(encoding="utf-8")
     assert again.front == () and again.verdict.kind == "not learned"

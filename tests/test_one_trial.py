@@ -72,6 +72,12 @@ def test_a_diverged_policy_says_where_and_which_layer(results: Results) -> None:
     page = trial_page(results, 2)
     assert "diverged in step 4, most overflows in fc1 (seed 0)" in page
     assert "2 of 6" in page
+    lost = results.trial(2)
+    quiet = replace(lost, scores=tuple(replace(s, overflows=()) for s in lost.scores))
+    elsewhere = replace(results, trials=tuple(quiet if t is lost else t for t in results.trials))
+    for shown, said in ((results, "304"), (elsewhere, "-")):  # no overflow of a cast, and none is 0
+        (row,) = [x.split() for x in trial_page(shown, 2).splitlines() if x.startswith("0  ")]
+        assert (row[1], row[-2]) == ("diverged", said)
     assert lines_of(page, "fc1")[0][-3] == "601"
     assert "not on the front: diverged" in page
 

@@ -207,6 +207,16 @@ def test_a_study_in_any_state_has_a_page(state: str) -> None:
     assert words in " ".join(tree.texts)
 
 
+def test_gaps_are_counted_in_the_unit_of_the_loss() -> None:
+    """Of a loss that is no likelihood nothing is said in nats, in any state."""
+    for make, _ in STATES.values():
+        found = make()
+        scores = ([replace(s, loss_unit="MSE") for s in t.scores] for t in found.trials)
+        trials = [replace(t, scores=(*s,)) for t, s in zip(found.trials, scores, strict=True)]
+        html = page(replace(found, trials=tuple(trials)))
+        assert not trials or ("MSE" in html and not re.search(r"\bnats\b", html))
+
+
 def test_layers_say_how_tensors_are_scaled_and_what_single_products_read() -> None:
     found = results_of(layers=("fc1", "fc2"))
     base = found.trials[4].policy

@@ -9,11 +9,13 @@ from html import unescape
 import pytest
 
 from policysearch.cost.price import MODEL_RESOLUTION
-from policysearch.policy.policy import Policy
+from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.report.against import picked
 from policysearch.report.page.frame import page
+from policysearch.report.page.running import _reason
 from policysearch.report.page.sight import Sight
+from policysearch.report.runs_in import RunsIn
 from policysearch.study.journal.records import compact
 from policysearch.study.results.results import Results
 from tests.made_up import diverged, results_of, trial_of
@@ -54,7 +56,7 @@ def test_an_answer_says_where_speed_is_that_of_another_batch(results: Results) -
 def test_the_lines_for_the_script_round_updates_where_the_policy_does(results: Results) -> None:
     assert "apply_policy" in page(results) and "store_updates" not in page(results)
     drawn = [replace(t, text=compact(with_updates(t.policy))) for t in results.trials]
-    assert "policy.store_updates(optimizer)" in page(replace(results, trials=tuple(drawn)))
+    assert "precision.store_updates(optimizer)" in page(replace(results, trials=tuple(drawn)))
 
 
 def with_updates(policy: Policy) -> Policy:
@@ -77,6 +79,12 @@ def test_layers_are_named_once_by_what_they_run_in_and_why_not_as_asked() -> Non
     ran = "run in another format: flatten in float32; tanh1 in bfloat16"
     assert f"Asked in float8_e4m3fn by the policy, and {ran}. {why}." in said
     assert "Asked in" not in plain_of(page(found), "answer")
+    # a norm whose statistics alone are kept in float32 is not said to be kept there
+    norm = RunsIn(("bfloat16",), (), product=False, ops=("batch_norm", "batch_mean"))
+    auto = preset("torch.autocast.bfloat16", LAYERS)
+    assert _reason(auto, uniform_layer("float32"), norm).startswith("They take the widest format")
+    kept = replace(norm, forward=("bfloat16", "float32"))
+    assert _reason(auto, uniform_layer("float32"), kept).startswith("The policy keeps batch_mean")
     low = preset("apex.O3", LAYERS)
     said = plain_of(page(_alone(found, low)), "answer")
     assert "float16 in all products" in said

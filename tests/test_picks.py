@@ -109,7 +109,9 @@ def flattering(
 
 
 def after(results: Results) -> str:
-    return next_commands(results, argparse.Namespace(study="s.toml", storage=None))
+    return next_commands(
+        results, argparse.Namespace(study="s.toml", storage=None, no_confirm=False)
+    )
 
 
 def test_what_stands_behind_a_front_that_fails_is_picked(tmp_path: Path) -> None:
@@ -129,6 +131,10 @@ def test_what_stands_behind_a_front_that_fails_is_picked(tmp_path: Path) -> None
     assert BEHIND not in front_table(short)
     left = sum(trial.number != 0 for trial in short.front)
     assert f"\n      policysearch confirm s.toml  # {left} of the front not" in after(short)
+    assert "confirm_share" not in after(short)  # which asks for none
+    paid = replace(short.spec, study=replace(short.spec.study, confirm_share=0.5))
+    said = f"{left} of the front not trained longer yet: confirm_share = 0.5 of the steps"
+    assert said in after(replace(short, spec=paid))
     assert "confirm" not in after(results) and "export s.toml" in after(results)
     assert after(replace(short, trials=())) == "next: policysearch show s.toml --csv"
     with mock.patch.object(Objective, "measure", side_effect=AssertionError):

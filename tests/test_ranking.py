@@ -19,14 +19,12 @@ from policysearch.report.one_trial import standing
 from policysearch.report.plots import VIEWS, figure
 from policysearch.report.table import csv_text, front_table
 from policysearch.study.results.learning import Learned
-from policysearch.study.results.noise import Interval
+from policysearch.study.results.noise import MOST_SEEDS, Interval, seeds_needed
 from policysearch.study.results.ranking import (
     ERRORS,
     FEWEST,
-    MOST_SEEDS,
     WANTED_SHARE,
     cannot_rank,
-    seeds_needed,
     split_half,
     undecided,
 )

@@ -13,7 +13,7 @@ from policysearch.api import load_results, load_study
 from policysearch.cli import main
 from policysearch.export.targets import target_named
 from policysearch.nn.model import Model
-from policysearch.nn.models import lenet5, mlp
+from policysearch.nn.models import lenet5, mlp, resnet
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy_file import read_policy
 from policysearch.policy.presets import preset
@@ -21,7 +21,7 @@ from policysearch.space.encoding import Encoding
 from policysearch.space.model_space import make_space
 from policysearch.space.section import SpaceSection
 from policysearch.space.space import Space
-from policysearch.space.target import as_run, differences, kept_wide, offered
+from policysearch.space.target import as_run, differences, kept_wide, left_out, offered
 from policysearch.study.journal.storage import exclusive
 from policysearch.study.results.results import Results
 from policysearch.values import InputError
@@ -49,8 +49,24 @@ def test_only_formats_of_the_target_are_offered() -> None:
     wide = mlp((32, 48, 10))
     narrow = offered(section, wide, "torch")
     assert narrow.formats == section.formats and narrow.scalings == ("current",)
+    (said,) = left_out(section, MODEL, "torch")
+    assert said.startswith("float8_e4m3fn is not searched, for no layer runs in it: layer fc1: ")
+    assert "multiples of 16, and its weight is 120 x 400" in said and said.endswith("(3 such)")
+    assert left_out(section, wide, "torch") == left_out(section, MODEL, None) == []
     with pytest.raises(InputError, match=r"^space.formats: \['float8_e4m3fn'\] with study.target"):
         offered(SpaceSection(("float8_e4m3fn",)), MODEL, "torch")
+
+
+def test_presets_that_train_alike_are_trained_once() -> None:
+    """Without float8 torchao's is autocast's, but for batch norms: one of both where none is."""
+    both = ("torch.autocast.bfloat16", "torchao.tensorwise")
+    section = SpaceSection(("float32", "bfloat16"), base=both[0], ladder=both)
+    for model, alike in ((MODEL, True), (resnet((1, 8, 8), 4, (4,)), False)):
+        known = [names for _, names in make_space(section, model, (), "torch").ladder().values()]
+        assert (both in known) is alike and (both[1:] in known) is not alike
+    assert ("torchao.tensorwise",) in [
+        names for _, names in make_space(section, mlp((32, 48, 10)), (), "torch").ladder().values()
+    ]
 
 
 def test_differences_are_what_the_target_changes() -> None:

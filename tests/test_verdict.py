@@ -206,8 +206,28 @@ def test_too_few_validation_labels_cannot_tell(spec: StudySpec, float32: PolicyC
 
 
 def test_seeds_that_scatter_cannot_tell(spec: StudySpec, float32: PolicyCost) -> None:
-    verdict = results_of(spec, float32, [(3.0, 0.5, near(3e-3, 0.02))]).verdict
-    assert "3 seeds are too few to judge its loss: +2.0e-03 +- 4.9e-02 nats" in str(verdict)
+    """They take nothing, and say with how many it is decided; what can be judged is taken."""
+    loud = (3.0, 0.5, near(3e-3, 0.02))
+    found = results_of(spec, float32, [loud])
+    verdict = found.verdict
+    assert (verdict.kind, verdict.trial) == ("undecided", 2) and "take" not in str(verdict)
+    assert str(verdict).startswith("not decided yet: trial 2, bfloat16, is 1.50x your baseline")
+    assert (few := "3 seeds are too few to judge its loss: +2.0e-03 +- 4.9e-02") in str(verdict)
+    needed = difference(found.trials[2], found.trials[1], 0.02).seeds_needed
+    ends = f"; study.seeds of {needed} seeds and `policysearch run` again decide; until then keep "
+    assert 3 < needed <= 20 and f"{ends}what you run, {BASELINE}" in str(verdict)
+    wide = results_of(spec, float32, [(3.0, 0.5, near(3e-3, 0.2))]).verdict
+    assert wide.kind == "undecided" and "over 20 seeds would be needed: `policysea" in str(wide)
+    both = results_of(spec, float32, [loud, (2.5, 0.3, near(1e-4))]).verdict
+    assert (both.kind, both.trial) == ("take", 3)
+    assert f"; trial 2, bfloat16, is 1.50x your baseline {BASELINE}" in str(both)
+    assert str(both).endswith(f"but {few} nats; accuracy no worse, at 95 %")
+    going = replace(found, spec=replace(spec, study=replace(spec.study, trials=10))).verdict
+    assert str(going).startswith("not decided yet: 7 of 10 trials left; so far: trial 2, ")
+    switch = with_switch(found, priced(float32, 3.5), near(1e-4, 0.02)).verdict
+    assert switch.kind == "undecided" and not switch.switch
+    one = found.training_verdict(found.trials[2])
+    assert one.kind == "trains, but" and str(one).startswith("trains, but 3 seeds are too few")
 
 
 def test_one_seed_has_no_interval(float32: PolicyCost) -> None:
@@ -215,7 +235,7 @@ def test_one_seed_has_no_interval(float32: PolicyCost) -> None:
     alone = replace(trial, scores=trial.scores[:1], seeds=(0,))
     found = difference(alone, None, 0.02)
     assert found.reach is None and not found.worse and not found.loss_told
-    assert "1 seed is too few to judge" in found.said
+    assert "1 seed is too few to judge" in found.said and found.seeds_needed == 3
 
 
 def test_a_study_that_goes_on_says_what_is_left(spec: StudySpec, float32: PolicyCost) -> None:
@@ -247,7 +267,6 @@ def test_a_study_in_which_all_diverged_has_found_that_nothing_works(
 def test_float32_and_seeds_may_not_allow_a_verdict(spec: StudySpec, float32: PolicyCost) -> None:
     found = results_of(spec, float32, [(3.0, 0.5, near(1e-4))])
     lost = replace(found, float32_fault="float32 itself diverged in step 3").verdict
-    assert lost.kind == "not learned" and lost.trial is None
     assert str(lost) == "float32 has not learned here: float32 itself diverged in step 3"
     loud = replace(found, noise_gap=0.5).verdict
     assert loud.kind == "cannot rank" and str(loud).startswith("the seeds cannot rank these: ")
@@ -428,6 +447,7 @@ def test_every_view_says_to_take_the_switch(
     assert policysearch.pick(found, "verdict").number == 3
     assert {row.verdict for row in found.rows()} == {said}
     assert front_table(found).startswith(f"verdict: {said}\n")
+    assert "\nwhat you run:\n1      bfloat16" in front_table(found)
     assert "the pick" not in front_table(found)  # nothing speaks against it
     shown = page(found, "tiny.toml")
     assert "Take TF32, one switch: trial 3" in shown and 'id="switch"' in shown
@@ -476,5 +496,5 @@ def test_every_view_of_a_study_begins_with_the_verdict(
 )
 def test_what_hides_whether_float32_learned_is_named(learned: Learned | None, why: str) -> None:
     verdict = replace(made_up.results_of(), learned=learned).verdict
-    assert verdict.text.endswith(f"; that float32 learned is not checked: {why}")
+    assert verdict.text.endswith(f"; that float32 beats a constant is not checked: {why}")
     assert not verdict.learning_checked

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from policysearch.commands.registry import Command
 from policysearch.commands.shared import (
@@ -18,6 +21,9 @@ from policysearch.commands.shared import (
 )
 from policysearch.files import write_files
 from policysearch.values import InputError
+
+if TYPE_CHECKING:
+    from policysearch.study.specification import StudySpec
 
 
 def _arguments(command: argparse.ArgumentParser) -> None:
@@ -55,7 +61,7 @@ def _diagnose(options: argparse.Namespace) -> None:
     study, policy = study_and_policy(options)
     for line in preflight(policy, study):
         say(f"before training: {line}")
-    found = diagnose(policy, study, budget=options.budget, progress=say)
+    found = diagnose(policy, study, budget=options.budget, progress=_told(options.budget, study))
     print(diagnosis_page(found, policy))
     if found.repair is None:
         return
@@ -65,6 +71,23 @@ def _diagnose(options: argparse.Namespace) -> None:
         print(f"\nnext: policysearch try {options.out} --study {options.study}")
     else:
         print("\nnext: the same with --out FILE writes the repaired policy")
+
+
+def _told(budget: int, study: StudySpec) -> Callable[[str], None]:
+    """Return what says which training begins, of about how many, and how long each takes so far."""
+    from policysearch.diagnose.diagnosis import JITTERS, SMALL_JITTERS
+    from policysearch.study.estimate import said
+
+    most, begun = 2 + len((*JITTERS, *SMALL_JITTERS)) + budget, list[float]()
+    say(f"up to {most} trainings of {study.task.steps} steps, and those that confirm a repair")
+
+    def told(what: str) -> None:
+        begun.append(time.monotonic())
+        each = (begun[-1] - begun[0]) / max(1, len(begun) - 1)
+        pace = f", {said(each)} each" if len(begun) > 1 else ""
+        say(f"{len(begun)}/{most}{pace}: {what}")
+
+    return told
 
 
 COMMANDS = (

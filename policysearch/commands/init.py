@@ -171,14 +171,15 @@ def _text_and_lines(study: FirstStudy, script: Script | None) -> tuple[str, list
 
     if script is not None:
         text = study.text(script.model, script.data, script.task.batch_size)
-        spec_from_text(text, "init", script=script)
-        return text, [*study.words(script.model, script.data), *script.taken]
+        spec = spec_from_text(text, "init", script=script)
+        return text, [*study.words(script.model, script.data), *study.limits(spec), *script.taken]
     dataset = own_dataset(study.data)
     model = own_model(study.model, dataset, "")
     text = study.text(model, dataset)
-    task = spec_from_text(text, "init").task
-    replace(task, model=model, data=dataset).build_model(dataset)
-    return text, study.words(model, dataset)
+    spec = spec_from_text(text, "init")
+    spec = replace(spec, task=replace(spec.task, model=model, data=dataset))
+    spec.task.build_model(dataset)
+    return text, [*study.words(model, dataset), *study.limits(spec)]
 
 
 def _write_example(options: argparse.Namespace) -> None:

@@ -78,9 +78,7 @@ def _run(options: argparse.Namespace) -> None:
     spec = spec if options.goal is None else with_goal(spec, options.goal)
     spec = spec.emulated_by(options.fast, options.place)
     make_folder(options.out)
-    for line in spec.notices:
-        say(line)
-    _say_overruled(spec)
+    _say_space(spec)
     _say_estimate(options, spec)
     on = f" --cluster {options.cluster}" if options.cluster else ""
     try:
@@ -135,15 +133,16 @@ def _estimate(options: argparse.Namespace) -> None:
     print("\n".join(estimate(policysearch.load_study(options.study), options.processes).lines()))
 
 
-def _say_overruled(spec: StudySpec) -> None:
-    """Say which rules of the study win over which."""
+def _say_space(spec: StudySpec) -> None:
+    """Say which rules of the study win over which, and which formats nothing here can run in."""
     from policysearch.rewrite.format_rules import overruled
     from policysearch.space.rules import rules_for
+    from policysearch.space.target import left_out
 
-    if spec.rules:
-        model = spec.task.build_model(spec.task.load_dataset())
-        for line in overruled(rules_for(spec.rules, model)):
-            say(line)
+    model = spec.task.build_model(spec.task.load_dataset())
+    found = overruled(rules_for(spec.rules, model)) if spec.rules else ()
+    for line in (*spec.notices, *found, *left_out(spec.space, model, spec.study.target)):
+        say(line)
 
 
 @contextlib.contextmanager

@@ -95,9 +95,11 @@ def next_commands(results: Results, options: argparse.Namespace) -> str:
 
     Where members of the front were not trained longer, what trains them: `run` stays in its budget.
     """
-    study = places(options)
+    study, share = places(options), results.spec.study.confirm_share
     left = [t for t in results.front if not (results.confirmation(t) or "float32" in t.presets)]
     what = f"{len(left)} of the front not trained longer yet"
+    if share and not (options.no_confirm or results.unconfirmed):
+        what += f": confirm_share = {share:g} of the steps of the search are too few"
     then = [f"show {study} --csv"]
     then += [f"noise {study}"] * bool(results.cannot_rank)
     then += [f"confirm {study}  # {what}"] * bool(left)

@@ -118,6 +118,12 @@ class StepTime:
         return self.launch_seconds > self.kernel_seconds
 
     @property
+    def launch_bound(self) -> bool:
+        """Whether launches set most of the time, not what kernels do: formats change little."""
+        least = sum(kernel.seconds for kernel in self.kernels if kernel.bound == "minimum")
+        return self.host_bound or 2.0 * least > self.kernel_seconds
+
+    @property
     def layer_shares(self) -> tuple[tuple[str, float], ...]:
         """(layer, share of the kernel seconds), "" for kernels of no layer."""
         return self.shares(lambda kernel: kernel.layer)

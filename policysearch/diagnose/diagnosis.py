@@ -134,13 +134,13 @@ class Diagnoser:
         off = gap(run, base)
         if off <= matters:
             if noise > least:
-                why = f"{CHAOS}: jitter alone moves float32 by {noise:.2g} nats"
+                why = f"{CHAOS}: jitter alone moves float32's loss by {noise:.2g}"
                 return Diagnosis("undecided", Cause("none"), off, matters, noise, why=why)
             return Diagnosis("none", Cause("none"), off, matters, noise)
         evidence = self._evidence(policy, run)
         # Beyond all that float32 has learned a net that learned nothing would pass for repaired.
         if noise > CHAOTIC * off or matters * MATTERS > least:
-            why = f"{CHAOS}: jitter alone moves float32 by {noise:.2g} nats"
+            why = f"{CHAOS}: jitter alone moves float32's loss by {noise:.2g}"
             return Diagnosis("undecided", evidence.cause, off, matters, noise, why=why)
         if any(g <= matters for g in self._jittered(policy, "the policy jittered")):
             why = f"{CHAOS}: the policy itself trains from initial values jittered a little"
@@ -199,7 +199,7 @@ class Diagnoser:
             if trained == self.budget:
                 break
         verdict: Verdict = "not repaired" if repair is None else "repaired"
-        why = f"no change of {trained} that were trained brings the gap below {matters:.2g} nats"
+        why = f"no change of {trained} that were trained brings the gap below {matters:.2g}"
         why, rows = "" if repair else why, tuple(table)
         cause, left_out = evidence.cause.located(graph), tuple(undone)
         told = (off, matters, noise, rows, repair, trained, held, why, left_out)

@@ -27,7 +27,7 @@ def asked_and_run(policy: Policy, study: StudySpec, target: str, storage: Path |
     asked, run = (objective.price(each) for each in (policy, running))
     rows = [
         ("", "asked", f"as {target} runs it"),
-        ("loss gap, nats", *(gaps.get(p.digest, "not trained") for p in (policy, running))),
+        ("loss gap", *(gaps.get(p.digest, "not trained") for p in (policy, running))),
         ("modeled speedup over float32", f"{asked.speedup:.3f}", f"{run.speedup:.3f}"),
         ("modeled memory of float32's", f"{asked.memory_ratio:.3f}", f"{run.memory_ratio:.3f}"),
         *((name, *pair) for name, pair in _formats(policy, running)),

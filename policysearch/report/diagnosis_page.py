@@ -45,7 +45,7 @@ def diagnosis_page(found: Diagnosis, policy: Policy) -> str:
 def verdict_words(found: Diagnosis) -> str:
     """Return the verdict in one line."""
     if found.verdict == "none":
-        return f"none: loss gap {found.gap:+.2g} nats, {found.matters:.2g} would matter"
+        return f"none: loss gap {found.gap:+.2g}, {found.matters:.2g} would matter"
     if found.repair is not None:
         several = f"{found.trained} changes trained"
         trained = several if found.trained > 1 else "the first change that was trained"
@@ -62,7 +62,7 @@ def _cause(found: Diagnosis) -> list[str]:
         return []
     cause = found.cause
     line = f"{cause.line}: " if cause.line else ""
-    gap = "the loss diverged" if math.isinf(found.gap) else f"loss gap {found.gap:+.2g} nats"
+    gap = "the loss diverged" if math.isinf(found.gap) else f"loss gap {found.gap:+.2g}"
     return [
         f"cause: {line}{cause.kind}, {cause.place}",
         cause.words,

@@ -10,13 +10,11 @@ import numpy as np
 
 from policysearch.report.text import aligned
 from policysearch.study.journal.trials import Trial
-from policysearch.study.results.noise import Interval, intervals
+from policysearch.study.results.noise import MOST_SEEDS, Interval, intervals, seeds_needed
 from policysearch.study.results.ranking import (
     FEWEST,
-    MOST_SEEDS,
     WANTED_SHARE,
     rank_correlation,
-    seeds_needed,
     split_half,
 )
 from policysearch.study.results.results import Results
@@ -98,7 +96,7 @@ def _verdict(results: Results, trained: list[Trial]) -> str:
     sure = sum(1 for i in map(results.interval, trained) if i and i.error > 0.0)
     clear = " and seeds" if sure >= FEWEST else f"; {sure} policies are too few to say of seeds"
     share = max(WANTED_SHARE, results.spec.objectives.matters)
-    older = "" if results.learned.checked else "; that float32 learned is not checked"
+    older = "" if results.learned.checked else "; that float32 beats a constant is not checked"
     return results.cannot_rank or (
         f"this recipe ranks policies: a gap of {share:.0%} of float32's drop, "
         f"{share * results.learned.drop:.1e} {results.unit}, stands clear of noise{clear}{older}"

@@ -221,7 +221,10 @@ def _loss_scale(policy: Policy) -> str:
 
 
 def _seeds(results: Results, trial: Trial) -> list[str]:
-    """One line per seed: gap, what validation shows, skipped steps, counts; where it diverged."""
+    """One line per seed: gap, what validation shows, skipped steps, counts; where it diverged.
+
+    What came to be not finite elsewhere than in a cast is no overflow of one: that is a dash.
+    """
     classes = trial.validation_accuracy is not None
     metric = [name.rpartition(":")[2]] if (name := results.spec.task.metric_name) else []
     shown = ("val acc", "val loss") if classes else ("val loss",)
@@ -239,7 +242,7 @@ def _seeds(results: Results, trial: Trial) -> list[str]:
             *(values[title](score) for title in shown),
             *(figures(score.metric) for _ in metric),
             f"{score.skipped_steps} of {steps}",
-            str(sum(count for _, count in score.overflows)),
+            str(sum(n for _, n in score.overflows) or ("-" if score.diverged else 0)),
             str(sum(count for _, count in score.underflows)),
         )
         for seed, score in zip(trial.seeds, trial.scores, strict=True)

@@ -174,7 +174,7 @@ def _title(results: Results, view: View, least: float | None) -> list[str]:
     missing += f"; {len(results.failed)} failed" * bool(results.failed)
     count = len(results.trials) + len(results.failed)
     task = results.spec.task
-    head = f"{results.spec.study.name}: {count} policies for {task.model_name} on {task.data_name}"
+    head = f"{results.spec.study.name}: {count} policies for {task.said}"
     way = view.better if least is None else f"left is closer to float32, {view.better}"
     star = _star(results)
     way += f"; the star is {'the knee' if star[1] == KNEE else star[1]}" if star else ""

@@ -50,8 +50,8 @@ def front_table(results: Results) -> str:
     """Return the verdict, then the front, fastest first, a line on the study and a caption.
 
     Where the recipe cannot rank policies there is no front, and every policy stands in its place.
-    Below the front stand what is picked from in the place of members, what was tried by
-    hand and is not on it, and what did not train, and why.
+    Below the front stand what is picked from in the place of members, the baseline, what was tried
+    by hand and is not on it, and what did not train, and why.
     """
     every = results.rows()
     rows = [row for row in every if row.on_front or (results.cannot_rank and not row.diverged)]
@@ -59,6 +59,8 @@ def front_table(results: Results) -> str:
     sound = {trial.number for trial in results.sound_front()} if results.front else set()
     behind = [row for row in left if row.trial in sound]
     others = [row for row in left if row.by_hand and row not in behind]
+    shown = [*behind, *others]
+    run = [r for r in left if r.baseline in r.presets.split() and r not in shown]
     diverged = [trial for trial in results.trials if trial.diverged]
     head = (
         f"study {results.spec.study.name}: {len(results.trials) + len(results.failed)} policies "
@@ -67,7 +69,8 @@ def front_table(results: Results) -> str:
     )
     reasons = [f"trial {t.number}: {t.name}: {t.divergence}" for t in diverged]
     reasons += [f"trial {t.number}: {t.name}: failed: {t.reason}" for t in results.failed]
-    table = _blocks({"": rows, BEHIND: behind, "tried by hand, not on the front:": others})
+    titled = {BEHIND: behind, "what you run:": run, "tried by hand, not on the front:": others}
+    table = _blocks({"": rows, **titled})
     said = [f"verdict: {results.verdict}", head, *search_lines(results)]
     blocks = [said, warnings(results), table, reasons]
     return "\n\n".join("\n".join(block) for block in [*blocks, [caption(results)]] if block)
@@ -376,7 +379,7 @@ def caption(results: Results) -> str:
     return (
         f"{_price_source(results)}: speed and memory of {spec.cost.device} "
         f"with {spec.cost.stack}, {batches(spec)}.{_references(results)}{_spread(spec)}\n"
-        f"Trained: {spec.task.model_name} on {spec.task.data_name}, batch {spec.task.batch_size}, "
+        f"Trained: {spec.task.said}, batch {spec.task.batch_size}, "
         f"{spec.task.steps} steps, seeds {seeds} ({between}). Noise under jitter: {noise}.{gaps}\n"
         f"{f'Emulated by {ways}. ' if ways else ''}Accumulator, and what it does not model: {sums}."
     )

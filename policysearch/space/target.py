@@ -51,7 +51,7 @@ def offered(section: SpaceSection, model: Model, target: str | None) -> SpaceSec
     if target is None:
         return section
     there = target_named(target)
-    formats = tuple(name for name in section.formats if _is_offered(name, model, there))
+    formats = tuple(name for name in section.formats if not _refused(name, model, there))
     if not formats:
         where = f"{list(section.formats)} with study.target {target!r}"
         raise InputError(f"space.formats: {where}; expected one or more that it runs")
@@ -60,14 +60,23 @@ def offered(section: SpaceSection, model: Model, target: str | None) -> SpaceSec
     return replace(section, formats=formats, accumulators=("float32",), scalings=scalings)
 
 
-def _is_offered(name: str, model: Model, target: Target) -> bool:
-    """Whether some layer runs in the format, where all are asked to."""
+def left_out(section: SpaceSection, model: Model, target: str | None) -> list[str]:
+    """Return a line for each format of the section that no layer runs in as the target has it."""
+    refused = {n: _refused(n, model, target_named(target)) for n in section.formats if target}
+    return [f"{name} is not searched, for no layer {why}" for name, why in refused.items() if why]
+
+
+def _refused(name: str, model: Model, target: Target) -> str:
+    """Say why no layer runs in the format, where all are asked to; "" where some do."""
     formats, types = layer_named(name), model.layer_types
     layers = [x for x in model.layer_names if target.offers(formats, types.get(x, ""))]
     policy = preset(BASE, model.layer_names).with_layers(dict.fromkeys(layers, formats))
     asked = replace(policy, scaling=formats.scaling or Scaling(SCALINGS[0]))
     running = target.runs(asked, model)
-    return any(running.layer(layer).compute == formats.compute for layer in layers)
+    if any(running.layer(layer).compute == formats.compute for layer in layers):
+        return ""
+    why = [line for line in target.losses(asked, model) if f" in {formats.compute} (" in line]
+    return f"runs in it: {why[0]} ({len(why)} such)" if why else "of its target runs in it"
 
 
 def differences(policy: Policy, model: Model, target: str) -> tuple[str, ...]:

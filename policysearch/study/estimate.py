@@ -74,14 +74,16 @@ class Estimate:
         each = sum(timed.seconds(steps) for timed in self.timed) / len(self.timed)
         runs = study.trials * len(study.searched)
         trained = runs * each + 2 * len(study.seeds) * self.float32.seconds(steps)
-        return RELOADED_SECONDS + trained * (1.0 + study.confirm_share) / self.processes
+        share = study.confirm_share if study.confirmed else 0.0
+        return RELOADED_SECONDS + trained * (1.0 + share) / self.processes
 
     def lines(self) -> list[str]:
         """Return the estimate in words, and what would shorten it."""
         spec, cheap, dear = self.spec, self.timed[0], self.timed[-1]
         runs = f"{spec.study.trials} policies x {len(spec.study.searched)} seeds"
-        share = spec.study.confirm_share
-        longer = f", and longer runs for {share:g} of that" if share else ""
+        longer = (
+            f", and longer runs of up to {spec.study.confirmed}" if spec.study.confirmed else ""
+        )
         return [
             f"{runs} x {spec.task.steps} steps, float32{longer}: about {said(self.seconds)} in all "
             f"on {self.processes} processes of {self.process_bytes / 2**30:.2g} GiB{self._busy()}",
@@ -110,7 +112,7 @@ class Estimate:
             yield f"search_seeds = 1 saves up to {saved}: the front alone gets all seeds"
         if not study.short_runs and task.steps >= 40:
             yield "short_runs = true trains a quarter of the steps first, where those rank policies"
-        if study.confirm_share:
+        if study.confirmed:
             share = study.confirm_share / (1.0 + study.confirm_share)
             saved = said(share * self.seconds)
             yield f"run --no-confirm saves up to {saved}: no longer runs of the front"

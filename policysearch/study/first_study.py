@@ -16,7 +16,8 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.presets import preset
 from policysearch.rewrite.patterns import block_of
 from policysearch.space.decided.loss_scales import HIGHEST, LOWEST
-from policysearch.study.specification import StudySpec, spec_from_text
+from policysearch.space.target import left_out
+from policysearch.study.specification import StudySpec, objective_of, spec_from_text
 from policysearch.train.scripts.script import Script
 from policysearch.values import InputError
 
@@ -164,6 +165,17 @@ class FirstStudy:
         if self.script:
             return [found, *lines]
         return [found, *lines, "assumed optimizer, rate and schedule: edit [task] to your own"]
+
+    def limits(self, spec: StudySpec) -> list[str]:
+        """Return which formats no layer runs in, and where launches set the time at this batch."""
+        objective = objective_of(spec)
+        lines = left_out(spec.space, objective.model, spec.study.target)
+        if "batch" in self.assumed and objective.float32_price.time.launch_bound:
+            lines.append(
+                f"at batch {objective.cost_batch_size} launches, not arithmetic, set the modeled "
+                "time, and formats change little: give --batch N, the batch as you train it"
+            )
+        return lines
 
     def _assumptions(self) -> Iterator[tuple[str, object]]:
         said = {"device": self.device_name, "batch": self.batch, "baseline": self.baseline}

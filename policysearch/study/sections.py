@@ -124,6 +124,12 @@ class StudySection:
                 raise InputError(f"{said} with sampler {self.sampler!r}; expected {OWN!r}")
 
     @property
+    def confirmed(self) -> int:
+        """How many policies `confirm_share` of the whole budget trains longer, beside float32."""
+        paid = self.confirm_share * self.trials * len(self.searched) / self.confirm_factor
+        return max(0, int(paid) - 1)
+
+    @property
     def searched(self) -> tuple[int, ...]:
         """The training seeds that every policy of the search is trained with."""
         return self.seeds[: self.search_seeds]

@@ -47,7 +47,7 @@ class StudySpec(Shown):
 
     def __repr__(self) -> str:
         task, study = self.task, self.study
-        what = f"{task.model_name} on {task.data_name}, {study.trials} trials"
+        what = f"{task.said}, {study.trials} trials"
         where = f"{self.cost.device} with {self.cost.stack}"
         return brief(f"StudySpec({study.name!r}: {what} of {task.steps} steps, priced on {where})")
 

@@ -180,6 +180,12 @@ class Task:
         given = self.data
         return said_without_folder(given) if isinstance(given, str) else given.name
 
+    @property
+    def said(self) -> str:
+        """What is trained on what; batches that a script drew are called after its net."""
+        model, data = self.model_name, self.data_name
+        return f"{model} on {data if data != model else 'its loader'}"
+
     def beside(self, folder: Path) -> Task:
         """Return the same task, its files looked for in `folder` where they are not here."""
         model, data = self.model, self.data

@@ -92,7 +92,8 @@ def _kept(sight: Sight) -> str:
         f"Until more is known, keep what you run, {name}: trial {base.number} is modeled at "
         f"{times(cost.speedup)} the speed of float32 ({cost.speedup_low:.2f} to "
         f"{cost.speedup_high:.2f}) and {times(cost.memory_ratio)} its memory. Its loss gap, "
-        f"{measured} nats as measured, is not ranked: it speaks neither for it nor against it."
+        f"{measured} {sight.results.unit} as measured, is not ranked: it speaks neither for "
+        "it nor against it."
     )
 
 
@@ -143,10 +144,14 @@ def _tiles(sight: Sight, pick: Trial) -> Html:
     interval, confirmed = results.interval(pick), results.confirmation(pick)
     sure = f"{gap(interval.low)} to {gap(interval.high)} at 95%" if interval else "one seed"
     steps = results.spec.task.steps
-    tiles.append(_tile(gap(pick.loss_gap), f"nats of loss gap at {steps} steps,", sure))
+    tiles.append(
+        _tile(gap(pick.loss_gap), f"{sight.results.unit} of loss gap at {steps} steps,", sure)
+    )
     if confirmed is not None:  # beside what float32 itself has left there
         held = typeset(results.fault(pick)) or "holds"
-        tiles.append(_tile(gap(confirmed.loss_gap), f"nats at {confirmed.steps} steps:", held))
+        tiles.append(
+            _tile(gap(confirmed.loss_gap), f"{results.unit} at {confirmed.steps} steps:", held)
+        )
     return tag("dl", *tiles, cls="tiles")
 
 
@@ -189,7 +194,7 @@ def _others(sight: Sight, pick: Trial) -> Html | None:
         beside = "as fast as" if abs(over - 1.0) < 0.005 else f"{times(over)} the speed of"
         said = (
             f": {trial.label}; {times(trial.cost.speedup)} float32, {beside} trial {pick.number}, "
-            f"{times(trial.cost.memory_ratio)} memory, gap {gap(trial.loss_gap)} nats"
+            f"{times(trial.cost.memory_ratio)} memory, gap {gap(trial.loss_gap)} {results.unit}"
         )
         link = tag("a", f"Trial {trial.number}", href=sight.href(trial.number))
         lines.append(tag("li", link, said, data_t=trial.number))
@@ -204,16 +209,14 @@ def _apply(sight: Sight, pick: Trial) -> Html:
     if switch := sight.results.verdict.switch:
         parts.insert(0, code("One line in the training script is enough", "switch", switch))
     elif target == "torch":
-        module = f"{study.name}-torch".replace("'", "")
         lines = (
-            "import importlib  # in the folder in which results/ lies\n\n"
-            f"policy = importlib.import_module('results.{module}')\n"
-            "model = policy.apply_policy(model, device_type='cuda')  # in place of autocast\n"
-            "scaler = policy.make_grad_scaler('cuda')  # does nothing without a loss scale\n"
+            f"import precision  # results/{study.name}-torch.py, copied beside it so named\n\n"
+            "model = precision.apply_policy(model, device_type='cuda')  # in place of autocast\n"
+            "scaler = precision.make_grad_scaler('cuda')  # does nothing without a loss scale\n"
             "# now make the optimizer"
         )
         if draws_updates(pick.policy):  # without it the file rounds to nearest, and updates vanish
-            lines += "\noptimizer = policy.store_updates(optimizer)"
+            lines += "\noptimizer = precision.store_updates(optimizer)"
         parts.append(code("Then in the training script", "lines", lines))
     plain = json.dumps(json.loads(pick.policy.to_json()), separators=(",", ":"))
     download = tag(

@@ -61,7 +61,8 @@ def _standing(sight: Sight, trial: Trial) -> str:
     if trial.diverged:
         return typeset(f"It does not train: {trial.divergence}.")
     said = f"{times(trial.cost.speedup)} the speed of float32, "
-    said += f"{times(trial.cost.memory_ratio)} its memory; loss gap {gap(trial.loss_gap)} nats. "
+    said += f"{times(trial.cost.memory_ratio)} its memory; "
+    said += f"loss gap {gap(trial.loss_gap)} {results.unit}. "
     outlook = typeset(results.outlook(trial))
     return f"{said}{outlook[0].upper()}{outlook[1:]}."
 

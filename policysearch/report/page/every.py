@@ -46,7 +46,7 @@ def body(sight: Sight) -> Html | None:
             "th",
             tag("button", name, type="button", cls="script"),
             tag("span", name, cls="plain"),
-            tag("span", unit, cls="unit") if unit else None,
+            tag("span", unit.replace("nats", sight.results.unit), cls="unit") if unit else None,
             scope="col",
         )
         for name, (unit, _) in zip(TITLES, SHOWN, strict=True)

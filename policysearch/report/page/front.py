@@ -143,11 +143,11 @@ def picture(sight: Sight, rows: list[Row], kind: Kind, width: float, height: flo
     labels.boxes.extend((x1 - 2, y1 - 2, x2 + 2, y2 + 2) for x1, y1, x2, y2 in spans)
     for row in rows[:400]:
         labels.taken(*place[row.trial], 9.0 if row.presets else 5.0)
-    said = "loss gap at the end of training, nats; left is better"
+    said = f"loss gap at the end of training, {sight.results.unit}; left is better"
     if across.flat:
         rank = sight.results.cannot_rank
         said = "nothing is ranked by it" if rank else "none can be told from zero"
-        said = f"loss gap as measured, nats; {said}"
+        said = f"loss gap as measured, {sight.results.unit}; {said}"
     parts: list[Child] = [
         _noise(sight, x, top, bottom),
         level_grid(y, left, right, lambda v: f"{v:g}×"),
@@ -157,7 +157,7 @@ def picture(sight: Sight, rows: list[Row], kind: Kind, width: float, height: flo
         label(
             (left + right) / 2,
             height - 6,
-            said if width > 600 else said[:8] + ", nats",
+            said if width > 600 else f"loss gap, {sight.results.unit}",
             "axis",
             "middle",
         ),
@@ -306,7 +306,7 @@ def _marks(
 def _told(sight: Sight, row: Row, kind: Kind) -> str:
     """Return what a mark is, in a line."""
     said = f"trial {row.trial}, {row.label}: {times(kind.value(row))} float32's {kind.what}"
-    return f"{said}, gap {sight.gap_said(row)} nats; {sight.state(row)}"
+    return f"{said}, gap {sight.gap_said(row)} {sight.results.unit}; {sight.state(row)}"
 
 
 def _crossed(row: Row) -> str:
@@ -443,7 +443,7 @@ def _table(sight: Sight) -> Html | None:
         "Policy",
         "Speed",
         "Memory",
-        "Loss gap, nats",
+        f"Loss gap, {sight.results.unit}",
         "95% over seeds",
         "Accuracy",
         "Where it stands",

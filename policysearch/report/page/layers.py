@@ -61,8 +61,8 @@ def body(sight: Sight) -> Html | None:
     whence = OF_THE_POLICY if None in runs else OF_THE_GRAPH
     intro = (
         "Layers from input to output, one column per policy, with its speed beside float32's and "
-        f"its loss gap in nats. {whence} Where gradients have another format, it stands second. "
-        + _signs(sight, trials, columns)
+        f"its loss gap in {sight.results.unit}. {whence} Where gradients have another format, "
+        "it stands second. " + _signs(sight, trials, columns)
     )
     first, second = (
         _table(sight, layers, trials[part], columns[part])

@@ -50,13 +50,13 @@ def drawn(trial: Trial, confirmed: Confirmation | None = None) -> Html | None:
         250,
         level_grid(y, 50, 424, lambda v: power(v, 0) if y.log else f"{v:g}"),
         upright_grid(x, 22, 208, lambda v: f"{v:g}"),
-        label(0, 12, f"training loss, nats{' (log)' if y.log else ''}", "axis"),
+        label(0, 12, f"training loss, {trial.loss_unit}{' (log)' if y.log else ''}", "axis"),
         label(237, 246, "steps (log)", "axis", "middle"),
         *(
             titled(
                 polyline([(x(s), y(v)) for s, v in points], cls),
                 f"{'this policy' if cls == 'loss' else 'float32'}, {points[-1][0]:g} steps: "
-                f"ends at {power(points[-1][1])} nats",
+                f"ends at {power(points[-1][1])} {trial.loss_unit}",
             )
             for points, cls in lines
             if points
@@ -99,7 +99,7 @@ def _axis(values: Sequence[float]) -> Axis:
 
 def _said(mine: Points, theirs: Points) -> str:
     ends = [
-        f"{who} ends at {power(p[-1][1])} nats"
+        f"{who} ends at {power(p[-1][1])}"
         for who, p in (("policy", mine), ("float32", theirs))
         if p
     ]

@@ -10,7 +10,7 @@ from policysearch.report.table import caption
 SECTION = Section(90, "made", "What is real and what is modeled?", "Provenance")
 
 GLOSSARY = (
-    ("loss gap", "training loss at the end minus float32's, same start and batches, in nats"),
+    ("loss gap", "training loss at the end minus float32's, same start and batches"),
     ("front", "policies that no other beats in every axis by what can be told"),
     ("beaten by", "no better than that one in any axis, by what can be told, and worse in some"),
     ("as good as", "neither can be told to be better in any axis"),
@@ -35,7 +35,7 @@ def body(sight: Sight) -> Html:
     task = spec.task
     facts = [
         ("On what it rests", typeset(caption(results).replace("\n", " "))),
-        ("Task", f"{task.model_name} on {task.data_name}, {_recipe(sight)}"),
+        ("Task", f"{task.said}, {_recipe(sight)}"),
         ("Formats offered", ", ".join(spec.space.formats)),
         ("Target", spec.study.target or "none named"),
         ("Made with", versions or "not recorded"),

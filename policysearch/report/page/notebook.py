@@ -66,7 +66,14 @@ def results_html(results: Results) -> str:
         ]
         for row in shown[:MOST_ROWS]
     ]
-    titles = ("trial", "policy", "modeled speed", "memory", "gap, nats", "where it stands")
+    titles = (
+        "trial",
+        "policy",
+        "modeled speed",
+        "memory",
+        f"gap, {results.unit}",
+        "where it stands",
+    )
     warned = [tag("p", f"warning: {shortened(line, 300)}") for line in sight.warnings[:3]]
     front = picture(sight, shown, KINDS[0], 640.0, 320.0) if shown else None
     more = len(results.trials) - len(rows)
@@ -82,8 +89,8 @@ def trial_html(trial: Trial) -> str:
         trial.divergence
         if trial.diverged
         else f"{times(cost.speedup)} float32 ({cost.speedup_low:.2f} to {cost.speedup_high:.2f}), "
-        f"{times(cost.memory_ratio)} memory, modeled; gap {gap(trial.loss_gap)} nats over "
-        f"{len(trial.scores)} seeds"
+        f"{times(cost.memory_ratio)} memory, modeled; "
+        f"gap {gap(trial.loss_gap)} {trial.loss_unit} over {len(trial.scores)} seeds"
     )
     head = tag("b", f"trial {trial.number}: {shortened(trial.label, 200)}")
     return _cell(tag("p", head, f"; {said}"), drawn(trial), _policy(trial.policy))
@@ -115,7 +122,7 @@ def study_html(spec: StudySpec) -> str:
     """Return what a study searches, on what it trains, and where it is priced."""
     task, study = spec.task, spec.study
     rows: list[list[Child]] = [
-        ["trains", f"{task.model_name} on {task.data_name}, batch {task.batch_size}"],
+        ["trains", f"{task.said}, batch {task.batch_size}"],
         ["for", f"{task.steps} steps, seeds {', '.join(map(str, study.seeds))}"],
         ["searches", f"{study.trials} policies, formats {', '.join(spec.space.formats)}"],
         ["priced on", f"{spec.cost.device} with {spec.cost.stack}, batch {spec.priced_batch_size}"],

@@ -61,7 +61,11 @@ def _line(sight: Sight, trial: Trial) -> Html:
     """Return where a preset stands: its trial, its speed and gap, and that beside the pick."""
     number, mark = trial.number, sight.mark(trial.number)
     link = tag("a", f"trial {number}{mark and ' '}{mark}", href=sight.href(number))
-    lost = "" if trial.diverged else f", loss gap {sight.gap_said(sight.row[number])} nats"
+    lost = (
+        ""
+        if trial.diverged
+        else f", loss gap {sight.gap_said(sight.row[number])} {sight.results.unit}"
+    )
     why = typeset(_why(sight, trial))
     said = f": {times(trial.cost.speedup)} the speed of float32{lost}. {why[0].upper()}{why[1:]}."
     return tag("dd", link, said, data_t=number)
@@ -83,7 +87,7 @@ def _why(sight: Sight, trial: Trial) -> str:
         return f"{said[0]}, but {sight.state(sight.row[trial.number])}"
     mine, theirs = results.ranked_gap(trial), results.ranked_gap(pick)
     if mine > theirs:
-        said.append(f"its gap matters (from {power(results.matters_gap)} nats on)")
+        said.append(f"its gap matters (from {power(results.matters_gap)} {results.unit} on)")
     else:
         said.append("closer to float32" if mine < theirs else "no difference in loss that matters")
     share = trial.cost.memory_ratio / pick.cost.memory_ratio

@@ -110,7 +110,8 @@ def _reason(policy: Policy, asked: LayerPolicy, row: RunsIn) -> str:
         return ""
     if format_named(asked.compute).operands_only:
         return f"{asked.compute} is for what products read, and nothing is multiplied there"
-    if listed := [op for op in row.ops if op in policy.fp32_ops]:
+    listed = [op for op in row.ops if op in policy.fp32_ops]
+    if listed and "float32" in row.forward:  # statistics of a norm are, and its result is not
         return f"The policy keeps {_few(listed)} in float32"
     if all(op in MOVES for op in row.ops):
         return "What only moves values keeps the format that they have"

@@ -46,8 +46,9 @@ def body(sight: Sight) -> Html | None:
     noise = "The noise of this recipe was not measured."
     if results.noise_gap is not None:
         noise = (
-            f"float32's own loss moves by {power(results.noise_gap)} nats when its initial weights "
-            f"are jittered by one part in a million; gaps count from ten times that on."
+            f"float32's own loss moves by {power(results.noise_gap)} {results.unit} when its "
+            f"initial weights are jittered by one part in a million; gaps count from ten times "
+            "that on."
         )
     both = tag("div", _seeds(sight, trials), _foretold(sight), cls="two")
     return joined((tag("p", noise), tag("p", _measures(results)), _later(sight), both))
@@ -58,8 +59,8 @@ def _measures(results: Results) -> str:
     steps, share = results.spec.task.steps, f"{100.0 * results.spec.objectives.matters:.3g}%"
     said = (
         f"At the {steps} steps of the search gaps up to "
-        f"{power(results.matters_gap)} nats are treated as equal: that is {share} of what float32 "
-        "learns, or what noise leaves."
+        f"{power(results.matters_gap)} {results.unit} are treated as equal: that is {share} of "
+        "what float32 learns, or what noise leaves."
     )
     longer = [found for _, found in results.confirmed if found.float32_loss > 0.0]
     if not longer:
@@ -69,8 +70,8 @@ def _measures(results: Results) -> str:
         f"There are two measures. {said} At {found.steps} steps a policy fails where its loss is "
         f"more than {100.0 * SHARE_OF_LOSS:g}% above float32's own, or its gap has grown more than "
         f"{GROWTH:g}-fold and is more than {100.0 * SMALL_SHARE:g}% of that. float32 has only "
-        f"{power(found.float32_loss)} nats of loss left there, so a gap that does not matter in "
-        "the search can be a failure then."
+        f"{power(found.float32_loss)} {results.unit} of loss left there, so a gap that does "
+        "not matter in the search can be a failure then."
     )
 
 
@@ -94,10 +95,10 @@ def _seeds(sight: Sight, trials: list[Trial]) -> Html:
     parts.append(line(x(0.0), 4, x(0.0), bottom, "base"))
     parts += [_seed_row(sight, trial, x, 18.0 + 24.0 * i) for i, trial in enumerate(trials)]
     said = ", ".join(f"trial {t.number} {gap(t.loss_gap)}" for t in trials)
-    picture = svg(440, bottom + 24, *parts, label=f"Loss gaps in nats: {said}")
+    picture = svg(440, bottom + 24, *parts, label=f"Loss gaps in {sight.results.unit}: {said}")
     note = (
-        "Loss gap in nats, logarithmic on both sides of zero. A bar over zero cannot be told from "
-        "float32."
+        f"Loss gap in {sight.results.unit}, logarithmic on both sides of zero. A bar over zero "
+        "cannot be told from float32."
     )
     keys = (
         key("one training", dots([(9, 7)], "dot-other") or ""),
@@ -115,7 +116,7 @@ def _seed_row(sight: Sight, trial: Trial, x: Axis, y: float) -> Html:
     shapes.append(dots([(x(score.loss_gap), y) for score in trial.scores], "dot-other"))
     shapes.append(tag("circle", cx=round(x(mean), 1), cy=y, r=4, cls="dot-front"))
     between = f", 95% between {gap(span.low)} and {gap(span.high)}" if span else ""
-    said = f"trial {trial.number}: mean {gap(mean)} nats{between}"
+    said = f"trial {trial.number}: mean {gap(mean)} {sight.results.unit}{between}"
     name = label(70, y + 4, f"trial {trial.number}{sight.mark(trial.number)}", "", "end")
     return joined((name, titled(joined(shapes), said)))
 
@@ -138,14 +139,19 @@ def _foretold(sight: Sight) -> Html | None:
             line(x(each.middle), y - 5, x(each.middle), y + 5, "step"),
             tag("circle", cx=round(x(each.gap), 1), cy=y, r=4, cls="dot-front"),
         )
-        told = f"expected {power(each.low)} to {power(each.high)} nats, measured {power(each.gap)}"
+        told = f"expected {power(each.low)} to {power(each.high)}, measured {power(each.gap)}"
         parts.append(titled(joined(shapes), f"trial {each.trial}: {told}"))
     said = ", ".join(f"trial {e.trial} {gap(e.gap)} for {gap(e.middle)}" for e in shown)
-    picture = svg(440, bottom + 24, *parts, label=f"Measured for expected gaps in nats: {said}")
+    picture = svg(
+        440,
+        bottom + 24,
+        *parts,
+        label=f"Measured for expected gaps in {sight.results.unit}: {said}",
+    )
     held = sum(each.held for each in asked)
     note = (
-        f"Loss gap in nats. {held} of {len(asked)} lie within. Less than noise is drawn as that "
-        "much."
+        f"Loss gap in {sight.results.unit}. {held} of {len(asked)} lie within. Less than noise is "
+        "drawn as that much."
     )
     bar = joined((line(0, 7, 18, 7, "step"), line(9, 3, 9, 11, "step")))
     keys = (
@@ -178,7 +184,8 @@ def _later(sight: Sight) -> Html:
     )
     top = tag("tr", *(tag("th", name, scope="col") for name in titles))
     table = tag("table", tag("thead", top), tag("tbody", *lines), cls="list")
-    note = "In nats, on seeds that the search did not see. Share: the gap of float32's own loss."
+    note = f"In {results.unit}, on seeds that the search did not see. "
+    note += "Share: the gap of float32's own loss."
     return tag("div", head, scrolled(table, "Longer runs"), tag("p", note, cls="note"))
 
 

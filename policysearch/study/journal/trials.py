@@ -54,7 +54,7 @@ class Trial(Shown):
 
     def __repr__(self) -> str:
         cost = f"{self.cost.speedup:.2f}x modeled, {self.cost.memory_ratio:.2f}x memory"
-        gap = self.divergence if self.diverged else f"gap {self.loss_gap:+.1e} nats"
+        gap = self.divergence if self.diverged else f"gap {self.loss_gap:+.1e} {self.loss_unit}"
         return brief(f"Trial({self.number}, {self.label!r}: {cost}, {gap}, seeds {self.seeds})")
 
     @cached_property

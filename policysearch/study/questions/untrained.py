@@ -54,7 +54,7 @@ def expectation(spec: StudySpec) -> Iterator[str]:
     yield f"# cost of {trainings:.2g} trainings. Four in five gaps are expected in the brackets."
     for each in expected(spec, space):
         costs = f"{1.0 / each.time:.2f}x modeled, memory {each.memory:.2f}"
-        gap = f"gap {each.gap:.1e} [{each.low:.1e}, {each.high:.1e}] nats"
+        gap = f"gap {each.gap:.1e} [{each.low:.1e}, {each.high:.1e}]"
         yield f"# {costs}, {gap}: {_formats(each.policy, space)}"
 
 

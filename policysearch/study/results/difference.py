@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.special import ndtri
+from scipy.special import ndtri, stdtrit
 
 from policysearch.study.journal.trials import Trial
-from policysearch.study.results.noise import CONFIDENCE, change
+from policysearch.study.results.noise import CONFIDENCE, change, seeds_needed
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,15 @@ class Difference:
     def loss_told(self) -> bool:
         """Whether seeds would tell more loss that matters."""
         return self.reach is not None and max(self.gap, 0.0) + self.reach <= self.matters
+
+    @property
+    def seeds_needed(self) -> int:
+        """With how many seeds that could be told, if they scatter as these: three for one alone."""
+        if self.reach is None:
+            return 3
+        error = self.reach / float(stdtrit(self.seeds - 1.0, 0.5 + CONFIDENCE / 2))
+        left = self.matters - max(self.gap, 0.0)
+        return seeds_needed(error, self.seeds - 1.0, self.seeds, left)
 
     @property
     def accuracy_told(self) -> bool:

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from scipy.special import digamma, polygamma, stdtrit
 
 CONFIDENCE = 0.95
+MOST_SEEDS = 20
+"""With more seeds than this the recipe is to be changed rather than repeated."""
 FEWEST = 4
 """With fewer policies that have a spread there is no trend: each stands for itself."""
 
@@ -73,6 +75,20 @@ def change(before: Sequence[float], after: Sequence[float]) -> Interval | None:
     """
     moved = [there - here for here, there in zip(before, after, strict=True)]
     return _interval(moved, *_alone(moved))
+
+
+def seeds_needed(error: float, degrees: float, seeds: int, wanted: float) -> int:
+    """Return with how many seeds a 95 % interval reaches no further than `wanted` nats.
+
+    `error`: the standard error from `seeds` of them, with `degrees` of freedom. MOST_SEEDS + 1
+    where that many do not do.
+    """
+    for count in range(2, MOST_SEEDS + 1):
+        # Student's t is narrower with more degrees of freedom, which grow with the seeds.
+        reach = stdtrit(degrees * (count - 1) / max(1, seeds - 1), 0.5 + CONFIDENCE / 2)
+        if reach * error * math.sqrt(seeds / count) <= wanted:
+            return count
+    return MOST_SEEDS + 1
 
 
 def _interval(row: Sequence[float], variance: float, degrees: float) -> Interval | None:

@@ -7,12 +7,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import stdtrit
 
 from policysearch.nn.model import Model
 from policysearch.search.fidelity import ranks
 from policysearch.study.results.learning import Learned as Learned
-from policysearch.study.results.noise import CONFIDENCE, Interval
+from policysearch.study.results.noise import MOST_SEEDS, Interval
 from policysearch.train.tasks import Task
 from policysearch.train.user_code import is_user_code
 
@@ -27,9 +26,6 @@ FEWEST = 8
 
 ERRORS = 2.0
 """So many standard errors are what a mean gap may be off by, over many policies."""
-
-MOST_SEEDS = 20
-"""With more seeds than this the recipe is to be changed rather than repeated."""
 
 KINKED = ("relu",)
 """Activations with a kink: a change of the last bit there becomes one of the gradient."""
@@ -90,20 +86,6 @@ def undecided(interval: Interval, wanted: float) -> bool:
     """Whether a mean gap is neither told from zero nor known to within `wanted` nats."""
     off = ERRORS * interval.error
     return off > wanted and off > abs(interval.mean)
-
-
-def seeds_needed(error: float, degrees: float, seeds: int, wanted: float) -> int:
-    """Return with how many seeds a 95 % interval reaches no further than `wanted` nats.
-
-    `error`: the standard error from `seeds` of them, with `degrees` of freedom. MOST_SEEDS + 1
-    where that many do not do.
-    """
-    for count in range(2, MOST_SEEDS + 1):
-        # Student's t is narrower with more degrees of freedom, which grow with the seeds.
-        reach = stdtrit(degrees * (count - 1) / max(1, seeds - 1), 0.5 + CONFIDENCE / 2)
-        if reach * error * math.sqrt(seeds / count) <= wanted:
-            return count
-    return MOST_SEEDS + 1
 
 
 def split_half(gaps: Sequence[Sequence[float]]) -> float | None:

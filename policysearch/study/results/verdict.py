@@ -12,6 +12,7 @@ from policysearch.policy.presets import TF32, TF32_SWITCHES
 from policysearch.study.journal.trials import Confirmation, FailedTrial, Trial
 from policysearch.study.results.difference import Difference, difference
 from policysearch.study.results.learning import Learned
+from policysearch.study.results.noise import MOST_SEEDS
 from policysearch.study.sections import ObjectivesSection, StudySection
 from policysearch.train.losses import unit_of
 from policysearch.train.tasks import Task
@@ -31,6 +32,7 @@ Kind = Literal[
 
 FLOAT32 = "float32"
 SWITCH = "TF32, one switch"
+OPEN = "not decided yet: "
 
 
 Row = tuple[Trial, Speedup, Difference]
@@ -120,7 +122,7 @@ class Verdict:
 def _not_checked(learned: Learned | None) -> str:
     own = learned is not None and learned.unit == unit_of(OWN_LOSS)
     why = "a net's own loss has no constant to beat" if own else "its records are older"
-    return f"; that float32 learned is not checked: {why}"
+    return f"; that float32 beats a constant is not checked: {why}"
 
 
 def verdict_of(results: Evidence) -> Verdict:
@@ -133,7 +135,8 @@ def verdict_of(results: Evidence) -> Verdict:
         text += _tf32_words(results, found)
         text += "" if checked else _not_checked(results.learned)
     if left:
-        text = f"not decided yet: {left} of {results.spec.study.trials} trials left; so far: {text}"
+        text = text.removeprefix(OPEN)
+        text = f"{OPEN}{left} of {results.spec.study.trials} trials left; so far: {text}"
         return replace(found, kind="undecided", text=text, trials_left=left)
     return replace(found, text=text)
 
@@ -155,13 +158,15 @@ def training_verdict(results: Evidence, trial: Trial) -> Verdict:
     confirmed = results.confirmation(trial)
     if fault := _doubt(results, trial):
         faults.append(f"it fails later: {fault}" if confirmed else fault)
+    faults += [beside.said] * (not beside.worse and not beside.loss_told)
     faults += [results.cannot_rank] * bool(results.cannot_rank)
     sure = "; ".join(faults) or f"{beside.said}; {_later(results, trial)}"
     kind: Kind = "trains, but" if faults else "trains"
     faster = f"{_times_baseline(results, trial)}{_faster(speed, FLOAT32)}"
     text = f"{kind}{' ' if faults else ': '}{sure}; {faster}"
     switch = None if results.cannot_rank else _switched(results, None, FLOAT32)
-    if switch and switch[0] is not trial and _as_fast(switch, (trial, speed, beside)):
+    told = switch is not None and switch[2].loss_told
+    if switch and told and switch[0] is not trial and _as_fast(switch, (trial, speed, beside)):
         text += f"; {SWITCH}, loses nothing that matters: this is {_than_switch(trial, switch)}"
     return _verdict(kind, text, results, trial, speed, beside)
 
@@ -198,15 +203,17 @@ def _found(results: Evidence) -> Verdict:
         others.append(switch)
     faster = [row for row in others if row[1].value >= 1.0 + MODEL_RESOLUTION["speedup"]]
     free = [row for row in faster if not row[2].worse]
-    best = _picked(free, faster)
-    if switch and best and _as_fast(switch, best):
+    told = [row for row in free if row[2].loss_told]
+    best = _picked(told or free, faster)
+    if switch and switch[2].loss_told and best and _as_fast(switch, best):
         return _take_switch(results, switch, best[0], over, note)
     if free and best:
-        trial, speed, lost_by = best
-        sure = f"{lost_by.said}; {_later(results, trial)}"
-        saved = _saved(trial, rival)
-        text = f"take {_name(trial)} ({_faster(speed, over)}{saved}; {sure})"
-        return _verdict("take", text + note, results, trial, speed, lost_by)
+        ahead = _picked(free, faster)
+        return (
+            _take(results, best, ahead, over, note)
+            if told
+            else _more_seeds(results, best, over, note)
+        )
     if best:
         trial, speed, lost_by = best
         text = f"faster only at a cost: {_name(trial)} is {_faster(speed, over)}, {lost_by.cost}"
@@ -250,7 +257,8 @@ def _picked(free: Sequence[Row], faster: Sequence[Row]) -> Row | None:
 def _switched(results: Evidence, rival: Trial | None, over: str) -> Row | None:
     """Return TF32 as a row, where the device has it and it was seen to lose nothing that matters.
 
-    None where it is what is run, where no run of it is known, and where it fails later.
+    None where it is what is run, where no run of it is known, and where it fails later. Seeds may
+    be too few to judge it.
     """
     trial = next((t for t in results.trials if TF32 in t.presets), None)
     if trial is None or trial is rival or trial.diverged or _tf32(results) is None:
@@ -292,6 +300,31 @@ def _take_switch(results: Evidence, switch: Row, pick: Trial, over: str, note: s
         "take", f"{text}; switch it on by {line}{note}", results, trial, speed, lost_by
     )
     return replace(found, switch=line, passed_over=None if pick is trial else pick.number)
+
+
+def _take(results: Evidence, best: Row, ahead: Row | None, over: str, note: str) -> Verdict:
+    """Return that the best is to be taken, and what is `ahead` of it but cannot be judged."""
+    trial, speed, lost_by = best
+    saved = _saved(trial, _rival(results)[0])
+    sure = f"{lost_by.said}; {_later(results, trial)}"
+    text = f"take {_name(trial)} ({_faster(speed, over)}{saved}; {sure})"
+    if ahead and ahead is not best and TF32 not in ahead[0].presets:  # else it is said anyway
+        text += f"; {_untold(*ahead, over)}"
+    return _verdict("take", text + note, results, *best)
+
+
+def _untold(trial: Trial, speed: Speedup, lost_by: Difference, over: str) -> str:
+    return f"{_name(trial)}, is {_faster(speed, over)}, but {lost_by.said}"
+
+
+def _more_seeds(results: Evidence, best: Row, over: str, note: str) -> Verdict:
+    """Return that the seeds cannot judge what is faster, and what would."""
+    seeds = max(best[2].seeds_needed, len(results.spec.study.seeds) + 1)
+    then = f"study.seeds of {seeds} seeds and `policysearch run` again decide"
+    if seeds > MOST_SEEDS:
+        then = f"over {MOST_SEEDS} seeds would be needed: `policysearch noise` says what else helps"
+    text = f"{OPEN}{_untold(*best, over)}; {then}; until then keep {_called(over)}"
+    return _verdict("undecided", text + note, results, *best)
 
 
 def _keep(

@@ -63,9 +63,11 @@ class Script:
         if schedule is None:
             yield f"schedule: none, {task.learning_rate:g} at every step"
         elif schedule.shares:
-            first, last, held = task.rate_at(0), task.rate_at(task.steps - 1), schedule.momenta
+            rates, held = [task.rate_at(step) for step in range(task.steps)], schedule.momenta
+            most = max(rates)
+            up = f" over {most:g} in step {rates.index(most) + 1}" if rates[0] < most else ""
             momenta = f", momentum from {min(held):g} to {max(held):g}" if held else ""
-            yield f"schedule: {task.steps} rates, from {first:g} to {last:g}{momenta}"
+            yield f"schedule: {task.steps} rates, from {rates[0]:g}{up} to {rates[-1]:g}{momenta}"
         else:
             yield f"schedule: {schedule.kind}"
         for name in ("clip_norm", "clip_value", "ema_decay"):
