@@ -57,7 +57,7 @@ class Levels:
     def level(self, formats: LayerPolicy, masters: bool) -> LayerPolicy:
         """Return the nearest formats of a layer: one dtype, never narrower than the result's."""
         wanted = formats.compute if formats.compute in self.dtypes else formats.output
-        if wanted not in self.dtypes or _bits(formats.output) > _bits(wanted):
+        if wanted not in self.dtypes or bits_of(formats.output) > bits_of(wanted):
             wanted = formats.output if formats.output in self.dtypes else "float32"
         stored = wanted if self.stores and not masters and formats.param == wanted else "float32"
         return uniform_layer(wanted, param=stored)
@@ -149,7 +149,8 @@ def fixed_scale(asked: LossScale) -> LossScale:
     return LossScale("fixed", asked.init_scale, skip_on_overflow=False)
 
 
-def _bits(name: str) -> int:
+def bits_of(name: str) -> int:
+    """Return the bits of a format of this name."""
     return format_named(name).bits
 
 
@@ -199,8 +200,11 @@ def field_losses(
         if parts:
             ours = ", ".join(f"{x} {_word(getattr(made, x))}" for x in parts)
             theirs = ", ".join(_word(getattr(wanted, x)) for x in parts)
-            wider = _bits(wanted.compute) < 16 <= _bits(made.compute) and why(name)
-            given = f"{target} does not compute it in {wanted.compute} ({wider}); it " * bool(wider)
+            least, ours_least = (
+                min(sorted(x.operand_formats), key=bits_of) for x in (wanted, made)
+            )
+            wider = bits_of(least) < 16 <= bits_of(ours_least) and why(name)
+            given = f"{target} does not compute it in {least} ({wider}); it " * bool(wider)
             yield f"layer {name}: {given}runs with {ours}, not {theirs}"
     yield from _list_losses(policy, running, target)
     for part in fields(Policy):

@@ -32,6 +32,9 @@ TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "Megatron-LM passes no names: its file says `custom_recipe_factory: module.recipe_1` "
             "by glob, and each `recipe_N` looks at the role alone.",
             "`NVTE_NVFP4_DISABLE_*` in the environment changes recipes, not these factories.",
+            "Every linear in its autocast, wide or not, has outputs in multiples of 8 and inputs "
+            "of 16; in FP8 and NVFP4 both of 16, in MXFP8 of 32. Others stay wide: leave them "
+            "`torch.nn.Linear`, or it raises.",
         ),
         "megatron": (
             "The flags in the head are part of the policy: without them a matched recipe does "
@@ -116,7 +119,7 @@ TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 def page_of(name: str, target: Target) -> str:
     """Return the page of a target as Markdown."""
-    model = gpt((8,), 10, 16, (32, 32), 2)
+    model = gpt((8,), 23, 32, (128, 128), 2)  # that of the study in the command
     policies = {name: preset(name, model.layer_names) for name in POLICIES}
     shown = next(n for n, p in policies.items() if target.offers(p.layer("head"), "Linear"))
     about = target.ABOUT
