@@ -70,6 +70,7 @@ def test_fp8_by_qwix_trains_as_the_emulator_does(rest: str, steps: int) -> None:
     low = preset(rest, MODEL.layer_names).with_layers({"fc2": uniform_layer("float8_e4m3fn")})
     verdict = run(low, "qwix", task=TASK)
     assert not verdict.edits  # the products are as asked
+    assert ("halfway between two numbers" in verdict_page(verdict)) == (rest == "bfloat16")
     assert verdict.gaps[:steps].max() < 5e-5
     assert verdict.dtypes["fc2, forward"] == "float8_e4m3fn"
 

@@ -26,6 +26,8 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.normal_forms import shortest
 from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import preset
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.train.step import SMALLEST_BATCH, trace_forward
 from policysearch.values import InputError, one_of, printable
 
 BASE = "bfloat16"
@@ -93,6 +95,7 @@ class Levels:
             head=head(policy, notes, lines, self.name),
             layers=pprint.pformat(rows, sort_dicts=False, width=96),
             loss_scale=pprint.pformat(scale, sort_dicts=False, width=96),
+            functions=pprint.pformat(functions_of(running, model), width=96),
             **self.more(running, model),
         )
 
@@ -129,6 +132,17 @@ class Levels:
         except (InputError, TypeError, ValueError) as error:
             raise InputError(f"{where}: LAYERS[{name!r}]: {error}") from None
         return Given(name, name, f"LAYERS[{name!r}]", formats)
+
+
+def functions_of(running: Policy, model: Model) -> list[str]:
+    """Return the layers without parameters that run as the policy has it in what they are given.
+
+    Where a net calls a function in the place of such a layer there is nothing to set.
+    """
+    nodes = apply_policy(trace_forward(model, SMALLEST_BATCH), running).nodes
+    cast = {x.layer for x in nodes if any(nodes[i].op.name == "cast" for i in x.inputs)}
+    here = (name for name in model.layer_names if not model.parameters_of(name))
+    return [name for name in here if name not in cast]
 
 
 def one_dtype(policy: Policy) -> str:
