@@ -168,12 +168,9 @@ def page_of(name: str, target: Target) -> str:
             f"What `preset:{shown}` asks for and this file does not do:",
             "",
             *_block("text", lost),
-            "Mind:",
-            "",
+            "Mind:\n",
             *(f"- {trap}" for trap in TRAPS.get(name, ())),
-            "",
-            "The file:",
-            "",
+            "\nThe file:\n",
             # JSON that is cut is none, and no highlighter takes it
             *_block(KINDS.get(target.SUFFIX, target.SUFFIX.removeprefix(".")), _shown(text)),
         )
