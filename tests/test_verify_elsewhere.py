@@ -6,6 +6,7 @@ that of `make mindspore`.
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,7 @@ MIXED = replace(preset("float16", MODEL.layer_names), loss_scale=SCALE).with_lay
 
 def run(policy: Policy, target: str, text: str | None = None, task: Task = TASK) -> Verdict:
     """Return the verdict of the framework, where this interpreter has it."""
+    os.environ.setdefault("KERAS_BACKEND", "jax")
     pytest.importorskip("keras" if target == "keras" else "flax.nnx")
     if target == "qwix":
         pytest.importorskip("qwix")

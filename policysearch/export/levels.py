@@ -95,13 +95,12 @@ class Levels:
             head=head(policy, notes, lines, self.name),
             layers=pprint.pformat(rows, sort_dicts=False, width=96),
             loss_scale=pprint.pformat(scale, sort_dicts=False, width=96),
-            functions=pprint.pformat(functions_of(running, model), width=96),
             **self.more(running, model),
         )
 
     def more(self, running: Policy, model: Model) -> dict[str, str]:
         """Return what else the template leaves open, by its word."""
-        return {}
+        return {"functions": pprint.pformat(functions_of(running, model), width=96)}
 
     def read(self, text: str, model: Model, where: str) -> Reading:
         """Return what the tables of such a file give the layers of `model`."""
@@ -139,9 +138,11 @@ def functions_of(running: Policy, model: Model) -> list[str]:
 
     Where a net calls a function in the place of such a layer there is nothing to set.
     """
+    here = [name for name in model.layer_names if not model.parameters_of(name)]
+    if not here:
+        return []
     nodes = apply_policy(trace_forward(model, SMALLEST_BATCH), running).nodes
     cast = {x.layer for x in nodes if any(nodes[i].op.name == "cast" for i in x.inputs)}
-    here = (name for name in model.layer_names if not model.parameters_of(name))
     return [name for name in here if name not in cast]
 
 
