@@ -204,12 +204,37 @@ def test_products_of_qwix_are_in_the_dtypes_of_the_policy() -> None:
 def test_a_layer_of_the_policy_that_is_not_there_is_an_error(target: Any, made: Any) -> None:
     """A function without a module runs in what it is given, which may be narrower than asked."""
     other = mlp((16, 32, 24, 10), "gelu")
-    text = target.export(preset("bfloat16", other.layer_names), other)
-    apply = space_of(text)["apply_policy"]
+    low = preset("bfloat16", other.layer_names)
+    wide = low.with_layers(dict.fromkeys(("gelu1", "fc3"), uniform_layer("float32")))
     options = ("functional",) if target is keras else ()
-    with pytest.raises(ValueError, match=r"layers \['gelu1', 'gelu2'\] are of the policy and not"):
+    apply = space_of(target.export(wide, other))["apply_policy"]
+    with pytest.raises(ValueError, match=r"layers \['gelu1'\] are of the policy and not .* strict"):
         apply(made(*options))
     apply(made(*options), strict=False)
+    space_of(target.export(low, other))["apply_policy"](made(*options))
+
+
+def test_functions_that_run_as_asked_need_no_module() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Inline(type(flax_net())):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            del self.tanh1, self.tanh2
+
+        def __call__(self, x: Any) -> Any:
+            return self.fc3(jnp.tanh(self.fc2(jnp.tanh(self.fc1(x)))))
+
+    for seed in range(6):
+        policy = dealt(seed)
+        kind, state = nnx.split(space_of(flax.export(policy, MODEL))["apply_policy"](Inline()))
+        made = jax.make_jaxpr(lambda state, kind=kind: nnx.merge(kind, state)(X))(state)
+        found = [
+            str(x.outvars[0].aval.dtype)
+            for x in equations(made.jaxpr)
+            if x.primitive.name == "tanh"
+        ]
+        assert found == [policy.layer(name).compute for name in ("tanh1", "tanh2")]
 
 
 def test_a_floor_of_jmp_is_lost_by_a_tree_map() -> None:

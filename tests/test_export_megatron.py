@@ -13,7 +13,7 @@ import pytest
 
 from policysearch.export import megatron, transformer_engine
 from policysearch.export.megatron_file import FACTORIES
-from policysearch.export.megatron_names import places
+from policysearch.export.megatron_names import places, sides_there
 from policysearch.export.targets import files_of
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
@@ -29,7 +29,7 @@ from tests import test_export_transformer_engine as te
 
 stubs = te.stubs  # the fixture
 
-MODEL = gpt((8,), 10, 16, (32,) * 12, 2)
+MODEL = gpt((8,), 32, 32, (64,) * 12, 2)
 WHERE = places(MODEL)
 LEVELS = ("bfloat16", "float8_e4m3fn")
 
@@ -189,7 +189,7 @@ def test_first_match_wins_and_shadowed_rules_are_named() -> None:
     assert "none: never matches" in megatron.read(file_of(nothing), MODEL, "x").unused
 
 
-SMALL, TWO = (gpt((8,), 10, 16, (32,) * blocks, 2) for blocks in (8, 2))
+SMALL, TWO = (gpt((8,), 32, 32, (64,) * blocks, 2) for blocks in (8, 2))
 ROWS = [layer_named(name) for name in te.OWN]
 
 
@@ -370,3 +370,43 @@ def test_linears_are_found_by_what_public_models_call_them(name: str) -> None:
     model: Any = SimpleNamespace(layer_names=names, layer_types=dict.fromkeys(names, "Linear"))
     found = [place.module for place in places(model).values()]
     assert found == [NAMES[name]] * 2 if NAMES[name] else not found
+
+
+def test_linears_of_sides_that_are_refused_stay_wide_and_are_said() -> None:
+    fits, other = (gpt((8,), 10, 16, (hidden,) * 2, 2) for hidden in (32, 24))
+    policy = preset("te.current", fits.layer_names)
+    text = megatron.export(policy, fits)
+    assert not megatron.read(text, fits, "te.yaml").traps
+    running, wide = (
+        megatron.runs(policy, other),
+        {f"block{n}.fc{m}" for n in (1, 2) for m in (1, 2)},
+    )
+    low = {n for n, row in running.layers if format_named(row.compute).bits == 8}
+    assert low == {*places(other)} - wide
+    lost = [x for x in megatron.losses(policy, other) if "(Transformer Engine wants" in x]
+    assert {x.split()[1].rstrip(":") for x in lost} == wide
+    assert "multiples of 16 x 16, and its weight is 24 x 16" in lost[0]
+    assert "multiples of 8 x 16, and its weight is 16 x 24" not in lost[1]
+    assert not megatron.read(megatron.export(policy, other), other, "te.yaml").traps
+    traps = megatron.read(text, other, "te.yaml").traps
+    assert {x.partition(":")[0] for x in traps} == wide and "raises" in traps[0]
+
+
+def test_sides_are_those_of_what_is_one_linear_there() -> None:
+    """Gate and up of 24 are one linear of 48; of experts each has its own."""
+    rows = {"self_attn.q_proj": (32, 64), "self_attn.k_proj": (8, 64), "self_attn.v_proj": (8, 64)}
+    experts = {f"mlp.experts.{n}.{x}": (24, 64) for n in (0, 1) for x in ("gate_proj", "up_proj")}
+    shapes = {f"model.layers.{n}.{x}": y for n in (0, 1) for x, y in (rows | experts).items()}
+    model: Any = SimpleNamespace(
+        layer_names=[*shapes],
+        layer_types=dict.fromkeys(shapes, "Linear"),
+        parameters_of=lambda name: [SimpleNamespace(shape=shapes[name])],
+    )
+    assert {*sides_there(model).items()} == {(name, (48, 64)) for name in shapes}
+    gpt2 = {"h.0.attn.c_attn": "Conv1D", "h.1.attn.c_attn": "Conv1D"}
+    turned: Any = SimpleNamespace(
+        layer_names=[*gpt2],
+        layer_types=gpt2,
+        parameters_of=lambda name: [SimpleNamespace(shape=(64, 192))],
+    )
+    assert {*sides_there(turned).values()} == {(192, 64)}

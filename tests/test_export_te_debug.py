@@ -15,7 +15,7 @@ from policysearch.policy.presets import preset
 from policysearch.policy.product_words import ROLES, with_words
 from policysearch.values import InputError
 
-MODEL = gpt((8,), 10, 16, (32,) * 11, 2)
+MODEL = gpt((8,), 32, 32, (64,) * 11, 2)
 LINEARS = [name for name, kind in MODEL.layer_types.items() if kind == "Linear"]
 
 

@@ -190,6 +190,45 @@ def test_every_product_is_within_a_millionth_of_its_largest_value(
             assert (ours == theirs).mean() > 0.98 or kind != WIDE
 
 
+def in_eight(values: Any, dtype: torch.dtype) -> Any:
+    """Return values as torchao casts them, with one scale."""
+    from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
+
+    given = torch.from_numpy(np.ascontiguousarray(values))
+    scale = amax_to_scale(given.abs().max(), dtype, round_scales_to_power_of_2=False)
+    return to_fp8_saturated(given * scale, dtype).float().numpy()
+
+
+def test_a_whole_step_differs_where_an_operand_lies_halfway() -> None:
+    """Sums in another order move an operand by less than 1e-6, which may be to the other side."""
+    names, apart = mlp((64, 96, 32), "tanh").layer_names, 0
+    for low, seed in itertools.product(COMBINATIONS, range(3)):
+        base = preset("torchao.tensorwise", names)
+        base = base if low else replace(base, bias="fused")
+        asked = base.with_layers(dict.fromkeys(names, layer_with(low, "current")))
+        rows = dict.fromkeys(names, uniform_layer("float32"))
+        rows |= dict.fromkeys(("fc1", "fc2"), layer_with(low, "current", "float32"))
+        step, net, x, y = prepared(base.with_layers(rows), asked, seed, "off")
+        for part in (hidden := net.fc1(x), act := net.act(hidden), out := net.fc2(act)):
+            part.retain_grad()
+        torch.nn.functional.cross_entropy(out, torch.from_numpy(y)).backward()
+        back = next(node for node in step.graph.nodes if node.op.name == "tanh_grad")
+        loss = next(n.id for n in step.graph.nodes if (n.layer, n.role) == ("loss", "dgrad"))
+        ours = step._values[back.inputs[1]], step._values[back.id], step._values[loss]
+        theirs = act.detach().numpy(), hidden.grad.numpy(), out.grad.numpy()
+        dtypes = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e5m2
+        moved = sum(
+            int((in_eight(a, dtype) != in_eight(b, dtype)).sum())
+            for a, b, dtype in zip(ours, theirs, dtypes, strict=True)
+        )
+        apart += moved > 0
+        results = {"logits": out} | {f"grad:{n}": p.grad for n, p in net.named_parameters()}
+        for name, values in results.items():
+            gap = np.abs(step.value(name) - values.detach().numpy()).max()
+            assert moved or gap <= 1e-6 * values.abs().max().item(), (low, seed, name)
+    assert apart <= 6  # of 24
+
+
 def test_gw_hp_is_a_recipe_by_its_name() -> None:
     model = mlp((64, 96, 32), "tanh")
     policy = preset("torchao.rowwise_with_gw_hp", model.layer_names)

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
+from policysearch.export import te_debug
 from policysearch.export import transformer_engine as target
-from policysearch.nn.models import gpt
+from policysearch.nn.models import gpt, mlp
 from policysearch.policy.normal_forms import in_full, normal
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import TE_FACTORIES, layer_named, preset
-from policysearch.policy.product_words import with_words
+from policysearch.policy.product_words import ROLES, with_words
 from policysearch.policy.products import Operand, is_narrow
 
-MODEL = gpt((8,), 10, 16, (32,) * 2, 2)
+MODEL = gpt((8,), 32, 32, (64,) * 2, 2)
 LINEARS = [name for name, kind in MODEL.layer_types.items() if kind == "Linear"]
 PATHS = {
     "transformer_engine.pytorch.tensor.identity_tensor": ["IdentityQuantizer"],
@@ -190,3 +191,58 @@ def test_what_it_has_no_quantizer_for_is_a_loss(name: str) -> None:
     unscaled = replace(policy, scaling=type(policy.scaling)())
     assert target.runs(unscaled, MODEL).layer(LINEARS[0]) == uniform_layer("bfloat16")
     assert normal(running) == running
+
+
+def is_taken(recipe: str, low: set[str], outputs: int, inputs: int) -> bool:
+    """Whether Transformer Engine takes a linear, product by product, as its sources say.
+
+    Of rows there are 64. `assert_dim_for_fp8_exec` looks at input and weight, cuBLAS at the
+    leading dimension of both operands, quantizers of blocks at both sides of what they are given.
+    """
+    rows = 64
+    shapes = {"input": (rows, inputs), "weight": (outputs, inputs), "grad": (rows, outputs)}
+    taken = all(a % 8 == 0 and b % 16 == 0 for a, b in (shapes["input"], shapes["weight"]))
+    reads = {"fprop": ("input", "weight"), "dgrad": ("grad", "weight"), "wgrad": ("grad", "input")}
+    for role in low:
+        summed = {"fprop": inputs, "dgrad": outputs, "wgrad": rows}[role]
+        sides = [summed] if recipe == "te.current" else [n for x in reads[role] for n in shapes[x]]
+        taken &= not any(side % (32 if recipe == "te.mxfp8" else 16) for side in sides)
+    return taken
+
+
+@pytest.mark.parametrize("recipe", ["te.current", "te.mxfp8", "te.nvfp4"])
+@pytest.mark.parametrize("module", [target, te_debug])
+def test_linears_of_other_sides_than_it_takes_stay_wide_and_are_said(
+    recipe: str, module: Any
+) -> None:
+    for outputs, inputs in itertools.product((10, 16, 24, 32, 40, 64), (8, 16, 48, 60, 64)):
+        net = mlp((inputs, outputs))
+        for wide in ((), *((role,) for role in ROLES), ROLES[1:]):
+            policy = preset(recipe, net.layer_names)
+            words = " ".join(f"{role}=bfloat16" for role in wide) or "same"
+            policy = policy.with_layers({"fc1": with_words(policy.layer("fc1"), words)})
+            ran = in_full(module.runs(policy, net), "fc1")
+            low = {
+                role for role, row in ran.items() if any(is_narrow(o.format) for o in row.operands)
+            }
+            taken = is_taken(recipe, {*ROLES} - {*wide}, outputs, inputs)
+            assert low == (({*ROLES} - {*wide}) if taken else set())
+            why = "Transformer Engine wants multiples of "
+            said = [x for x in module.losses(policy, net) if why in x]
+            assert len(said) == (not taken) and all(f"{outputs} x {inputs}" in x for x in said)
+
+
+def test_a_file_that_gives_such_a_linear_a_recipe_or_autocast_says_that_it_raises() -> None:
+    fits, other = mlp((64, 32, 48)), mlp((64, 32, 40, 10))
+    text = target.export(preset("te.current", fits.layer_names), fits)
+    assert not target.read(text, fits, "file").traps and "torch.nn.Linear" not in text
+    said = target.read(text, other, "file").traps
+    wants = "Transformer Engine wants multiples of {}, and its weight is {}: a linear of"
+    assert said[0].startswith("fc2: " + wants.format("16 x 16", "40 x 32"))
+    assert said[1].startswith("fc3: " + wants.format("8 x 16", "10 x 40")) and len(said) == 2
+    own = target.export(preset("te.current", other.layer_names), other)
+    assert "# fc3; let each be a torch.nn.Linear." in own
+    assert target.read(own, other, "file").traps == said[1:]
+    debug = te_debug.export(preset("te.current", other.layer_names), other)
+    assert te_debug.read(debug, other, "file").traps == said[1:]
+    assert "name_regex_pattern: '^(fc2|fc3)$'" in debug

@@ -31,7 +31,7 @@ class Net:
         self.name = "net"
 
     def parameters_of(self, layer: str) -> list[Any]:
-        return [SimpleNamespace(shape=(64, 128))] * (self.layer_types[layer] == "Linear")
+        return [SimpleNamespace(shape=(64, 128) if self.layer_types[layer] == "Linear" else (64,))]
 
 
 def stack(prefix: str, leaves: str, blocks: int = 3) -> list[str]:

@@ -6,6 +6,7 @@ that of `make mindspore`.
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,7 @@ MIXED = replace(preset("float16", MODEL.layer_names), loss_scale=SCALE).with_lay
 
 def run(policy: Policy, target: str, text: str | None = None, task: Task = TASK) -> Verdict:
     """Return the verdict of the framework, where this interpreter has it."""
+    os.environ.setdefault("KERAS_BACKEND", "jax")
     pytest.importorskip("keras" if target == "keras" else "flax.nnx")
     if target == "qwix":
         pytest.importorskip("qwix")
@@ -70,6 +72,7 @@ def test_fp8_by_qwix_trains_as_the_emulator_does(rest: str, steps: int) -> None:
     low = preset(rest, MODEL.layer_names).with_layers({"fc2": uniform_layer("float8_e4m3fn")})
     verdict = run(low, "qwix", task=TASK)
     assert not verdict.edits  # the products are as asked
+    assert ("halfway between two numbers" in verdict_page(verdict)) == (rest == "bfloat16")
     assert verdict.gaps[:steps].max() < 5e-5
     assert verdict.dtypes["fc2, forward"] == "float8_e4m3fn"
 

@@ -18,6 +18,10 @@ from flax import nnx
 # module: (dtype it computes in, dtype of its parameters)
 LAYERS = $layers
 
+# layers that may be functions in the net: they run as the policy says in what they are given
+FUNCTIONS = $functions
+OTHERWISE = "; make modules of its functions, or strict=False lets them run in what they are given"
+
 LOSS_SCALE = $loss_scale
 
 
@@ -25,7 +29,8 @@ def apply_policy(model, strict=True):
     """Set dtype on every module of the policy, cast what is stored, and return the model.
 
     Raises ValueError where a module with parameters is unknown to the policy, or has no dtype, or
-    one of the policy is missing, unless not `strict`: a function runs in what it is given.
+    one of the policy is missing, unless not `strict`: a function that is none of FUNCTIONS runs
+    in what it is given, not as the policy says.
     """
     done = set()
     for path, module in nnx.iter_modules(model):
@@ -42,9 +47,9 @@ def apply_policy(model, strict=True):
         for parameter in held:
             parameter.value = parameter.value.astype(stored)
         done.add(name)
-    missing = [name for name in LAYERS if name not in done]
+    missing = [name for name in LAYERS if name not in {*done, *FUNCTIONS}]
     if strict and missing:
-        raise ValueError(f"model: layers {missing} are of the policy and not in it")
+        raise ValueError(f"model: layers {missing} are of the policy and not in it{OTHERWISE}")
     return model
 
 

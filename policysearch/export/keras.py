@@ -22,6 +22,10 @@ import keras
 # layer: (dtype it computes in, dtype of its variables)
 LAYERS = $layers
 
+# layers that may be functions in the net: they run as the policy says in what they are given
+FUNCTIONS = $functions
+OTHERWISE = "; make modules of its functions, or strict=False lets them run in what they are given"
+
 LOSS_SCALE = $loss_scale
 
 
@@ -29,14 +33,15 @@ def apply_policy(model, strict=True):
     """Set the dtype policy of every layer by its name, in place, and return the model.
 
     Raises ValueError where a layer with variables is unknown to the policy, or one of the policy
-    is missing, unless not `strict`: a function without a layer runs in what it is given.
+    is missing, unless not `strict`: a function that is none of FUNCTIONS runs in what it is
+    given, not as the policy says.
     """
     layers = {layer.name: layer for layer in model._flatten_layers(include_self=False)}
     owners = [name for name, layer in layers.items() if layer.weights and not layer._layers]
     strangers = [name for name in owners if name not in LAYERS]
-    missing = [name for name in LAYERS if name not in layers]
+    missing = [name for name in LAYERS if name not in {*layers, *FUNCTIONS}]
     if strict and (strangers or missing):
-        where = "unknown to the policy" if strangers else "of the policy and not in it"
+        where = "unknown to the policy" if strangers else f"of the policy and not in it{OTHERWISE}"
         raise ValueError(f"model: layers {strangers or missing} are {where}")
     for name, (compute, stored) in LAYERS.items():
         if name in layers:

@@ -26,6 +26,8 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.normal_forms import shortest
 from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import preset
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.train.step import SMALLEST_BATCH, trace_forward
 from policysearch.values import InputError, one_of, printable
 
 BASE = "bfloat16"
@@ -57,7 +59,7 @@ class Levels:
     def level(self, formats: LayerPolicy, masters: bool) -> LayerPolicy:
         """Return the nearest formats of a layer: one dtype, never narrower than the result's."""
         wanted = formats.compute if formats.compute in self.dtypes else formats.output
-        if wanted not in self.dtypes or _bits(formats.output) > _bits(wanted):
+        if wanted not in self.dtypes or bits_of(formats.output) > bits_of(wanted):
             wanted = formats.output if formats.output in self.dtypes else "float32"
         stored = wanted if self.stores and not masters and formats.param == wanted else "float32"
         return uniform_layer(wanted, param=stored)
@@ -98,7 +100,7 @@ class Levels:
 
     def more(self, running: Policy, model: Model) -> dict[str, str]:
         """Return what else the template leaves open, by its word."""
-        return {}
+        return {"functions": pprint.pformat(functions_of(running, model), width=96)}
 
     def read(self, text: str, model: Model, where: str) -> Reading:
         """Return what the tables of such a file give the layers of `model`."""
@@ -131,6 +133,19 @@ class Levels:
         return Given(name, name, f"LAYERS[{name!r}]", formats)
 
 
+def functions_of(running: Policy, model: Model) -> list[str]:
+    """Return the layers without parameters that run as the policy has it in what they are given.
+
+    Where a net calls a function in the place of such a layer there is nothing to set.
+    """
+    here = [name for name in model.layer_names if not model.parameters_of(name)]
+    if not here:
+        return []
+    nodes = apply_policy(trace_forward(model, SMALLEST_BATCH), running).nodes
+    cast = {x.layer for x in nodes if any(nodes[i].op.name == "cast" for i in x.inputs)}
+    return [name for name in here if name not in cast]
+
+
 def one_dtype(policy: Policy) -> str:
     """Return the dtype of a whole run: a low one where some layer asks for it and none for another.
 
@@ -149,7 +164,8 @@ def fixed_scale(asked: LossScale) -> LossScale:
     return LossScale("fixed", asked.init_scale, skip_on_overflow=False)
 
 
-def _bits(name: str) -> int:
+def bits_of(name: str) -> int:
+    """Return the bits of a format of this name."""
     return format_named(name).bits
 
 
@@ -199,8 +215,11 @@ def field_losses(
         if parts:
             ours = ", ".join(f"{x} {_word(getattr(made, x))}" for x in parts)
             theirs = ", ".join(_word(getattr(wanted, x)) for x in parts)
-            wider = _bits(wanted.compute) < 16 <= _bits(made.compute) and why(name)
-            given = f"{target} does not compute it in {wanted.compute} ({wider}); it " * bool(wider)
+            least, ours_least = (
+                min(sorted(x.operand_formats), key=bits_of) for x in (wanted, made)
+            )
+            wider = bits_of(least) < 16 <= bits_of(ours_least) and why(name)
+            given = f"{target} does not compute it in {least} ({wider}); it " * bool(wider)
             yield f"layer {name}: {given}runs with {ours}, not {theirs}"
     yield from _list_losses(policy, running, target)
     for part in fields(Policy):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from policysearch.export import transformer_engine
-from policysearch.export.levels import field_losses, head, one_dtype, plain, why_wide
+from policysearch.export.levels import bits_of, field_losses, head, one_dtype, plain, why_wide
 from policysearch.export.megatron_file import (
     FACTORIES,
     SCALINGS,
@@ -16,10 +16,10 @@ from policysearch.export.megatron_file import (
     said_in_head,
     yaml_of,
 )
-from policysearch.export.megatron_names import NOT_ADDRESSED, parts_of, places
+from policysearch.export.megatron_names import NOT_ADDRESSED, parts_of, places, sides_there
 from policysearch.export.megatron_reading import read
 from policysearch.export.reading import About, layer_name
-from policysearch.formats import format_named
+from policysearch.export.te_sizes import ROWS, fitted, refusal
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.normal_forms import in_full, normal
@@ -56,12 +56,14 @@ def losses(policy: Policy, model: Model) -> tuple[str, ...]:
     policy.check_layers(model.layer_names)
     running = runs(policy, model)
     asked = normal(policy) if by_factories(running, model) else policy
-    there = places(model)
+    there, sides = places(model), sides_there(model)
     parts = {x: layers for layers in parts_of(model).values() for x in layers}
 
     def why(layer: str) -> str:
         if layer not in there:
             return why_wide(layer, model, "Transformer Engine", 1, NO_NAME)
+        if refused := refusal(sides[layer], in_full(asked, layer)):
+            return refused
         fused = ", ".join(x for x in parts[layer] if x != layer)
         if fused and len({asked.layer(x) for x in parts[layer]}) > 1:
             return f"one linear there with {fused}, of which the widest wins"
@@ -81,7 +83,7 @@ def _narrow(formats: LayerPolicy) -> LayerPolicy | None:
     """Return the quantised formats that Transformer Engine has nearest to these, None for none."""
     if formats.compute == "float4_e2m1fn":
         return uniform_layer("float4_e2m1fn")
-    if formats.compute == "float8_e4m3fn" and format_named(formats.grad).bits == 8:
+    if formats.compute == "float8_e4m3fn" and bits_of(formats.grad) == 8:
         return replace(uniform_layer("float8_e4m3fn"), grad=formats.grad)
     return None
 
@@ -103,13 +105,14 @@ def _by_recipe(policy: Policy, model: Model) -> Policy:
         if not fp4 and not hybrid:
             made = replace(made, grad="float8_e4m3fn")
         layers |= dict.fromkeys(parts, made)
+    asked = replace(plain(policy), layers=tuple(layers.items()), scaling=there)
+    run = fitted(asked, sides_there(model), uniform_layer(dtype))
     said = policy.second_moment
     first = _kept(policy.optimizer_state)
     second = first if said == AS_FIRST else _kept(said)
-    quantised = any(format_named(row.compute).bits < 16 for row in layers.values())
+    quantised = any(bits_of(row.compute) < 16 for _, row in run.layers)
     return replace(
-        plain(policy),
-        layers=tuple(layers.items()),
+        run,
         master_weights=True,
         optimizer_state=first,
         second_moment=second if second != first else AS_FIRST,
@@ -128,14 +131,15 @@ def runs(policy: Policy, model: Model) -> Policy:
     by_recipe = _by_recipe(policy, model)
     if not set(map(one_dtype, (policy, by_recipe))) <= {"bfloat16"}:
         return by_recipe
-    there = transformer_engine.runs(policy, model)
+    there = transformer_engine.by_factory(policy, model)
     layers = dict.fromkeys(model.layer_names, uniform_layer("bfloat16"))
     for parts in parts_of(model).values():
         if all(_said(there, part) for part in parts):
             widest = max(parts, key=lambda part: _bits(there, part))
             layers |= dict.fromkeys(parts, there.layer(widest))
     named = tuple((name, layers[name]) for name, _ in policy.layers)
-    own = normal(replace(by_recipe, layers=named, scaling=there.scaling))
+    own = replace(by_recipe, layers=named, scaling=there.scaling)
+    own = normal(fitted(own, sides_there(model), uniform_layer("bfloat16")))
     kept = [sum(_alike(policy, run, x) for x in places(model)) for run in (by_recipe, own)]
     return own if kept[1] > kept[0] else by_recipe
 
@@ -149,7 +153,7 @@ def _said(policy: Policy, layer: str) -> bool:
 
 def _bits(policy: Policy, layer: str) -> int:
     products = in_full(policy, layer).values()
-    return sum(format_named(operand.format).bits for row in products for operand in row.operands)
+    return sum(bits_of(operand.format) for row in products for operand in row.operands)
 
 
 def _alike(policy: Policy, running: Policy, layer: str) -> bool:
@@ -188,6 +192,6 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = (), pipeline: in
     stages = [f"{STAGES} {pipeline}"] if pipeline > 1 else []
     flags = " ".join((*flags_of(running, model), *stages))
     said = ["# The file alone is not the policy: these flags are part of it.", f"# flags: {flags}"]
-    said += said_in_head(running, model)
+    said += [f"# {ROWS}.", *said_in_head(running, model)]
     text = [head(policy, notes, lines, "megatron"), *said, "# layer: module: computes in", *table]
     return "\n".join([*text, *yaml_of(running, model, pipeline), ""])

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from policysearch.export.te_sizes import Sides, sides_of
 from policysearch.nn.model import Model
 from policysearch.rewrite.stacks import fits, stacks_of
 
@@ -113,6 +114,17 @@ def parts_of(model: Model) -> dict[tuple[int, str], list[str]]:
     for layer, place in places(model).items():
         parts.setdefault((place.block, place.module), []).append(layer)
     return parts
+
+
+def sides_there(model: Model) -> dict[str, Sides | None]:
+    """Return the sides that the linear of each layer has there, with those it is fused with."""
+    found = {}
+    for parts in parts_of(model).values():
+        for layer in parts:
+            expert = re.search(r"experts\.\d+\.", layer)
+            own = (x for x in parts if expert is None or expert[0] in x)
+            found[layer] = sides_of(model, *own)
+    return found
 
 
 TORCH = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}

@@ -17,7 +17,7 @@ from typing import Any
 
 from policysearch.export.levels import BASE
 from policysearch.export.megatron_file import DTYPES, FACTORIES, KEYS, RECIPES, STAGES
-from policysearch.export.megatron_names import NOT_ADDRESSED, Place, places
+from policysearch.export.megatron_names import NOT_ADDRESSED, Place, places, sides_there
 from policysearch.export.reading import (
     DEFAULT_RULE,
     Given,
@@ -27,6 +27,7 @@ from policysearch.export.reading import (
     unmatched,
     yaml_object,
 )
+from policysearch.export.te_sizes import size_traps
 from policysearch.export.transformer_engine import layer_of
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
@@ -108,6 +109,8 @@ def read(text: str, model: Model, where: str) -> Reading:
         all_reduce="bfloat16" if "--grad-reduce-in-bf16" in flags else "float32",
         loss_scale=_scale_of(flags, dtype),
     )
+    low = {row.layer for row in given if row.formats != run.wide}
+    traps += size_traps(policy, {n: x for n, x in sides_there(model).items() if n in low})
     idle = unmatched([name for name, *_ in matchers], given, matched)
     unread = [f"{flag}: {NOT_READ[flag]}" for flag in NOT_READ if flags.get(flag, "fp32") != "fp32"]
     return Reading(normal(policy), tuple(given), idle, tuple(traps), tuple(unread))

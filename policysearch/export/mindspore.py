@@ -32,6 +32,10 @@ from mindspore import amp
 # cell: (dtype it computes in, dtype of its parameters)
 LAYERS = $layers
 
+# layers that may be functions in the net: they run as the policy says in what they are given
+FUNCTIONS = $functions
+OTHERWISE = "; make modules of its functions, or strict=False lets them run in what they are given"
+
 LOSS_SCALE = $loss_scale
 
 
@@ -40,11 +44,12 @@ def apply_policy(net, strict=True):
 
     A cell that the policy does not know, and that holds none it knows, computes in float32.
     Raises ValueError where a layer with parameters is unknown to the policy, or one of the policy
-    is missing, unless not `strict`: a function without a cell runs in what it is given.
+    is missing, unless not `strict`: a function that is none of FUNCTIONS runs in what it is
+    given, not as the policy says.
     """
-    missing = {*LAYERS} - {name for name, _ in net.cells_and_names()}
+    missing = sorted({*LAYERS} - {*FUNCTIONS} - {name for name, _ in net.cells_and_names()})
     if strict and missing:
-        raise ValueError(f"net: layers {sorted(missing)} are of the policy and not in it")
+        raise ValueError(f"net: layers {missing} are of the policy and not in it{OTHERWISE}")
     for name, cell in net.cells_and_names():
         own = list(cell.parameters_and_names(expand=False))
         if name not in LAYERS and own:

@@ -31,7 +31,8 @@ TEMPLATE = '''\
 $head
 #
 #     model = apply_policy(model, inputs)     # an nnx module; inputs of any batch
-#     train its nnx.Param alone: nnx.grad(..., argnums=nnx.DiffState(0, nnx.Param))
+#     of = nnx.DiffState(0, nnx.Param)        # train these alone
+#     grads = nnx.grad(loss_of, argnums=of)(model, inputs, targets)
 #
 # The first rule that matches the whole path wins; one without a weight_qtype is none. Products of
 # the backward pass read what the forward pass quantised.
@@ -44,6 +45,10 @@ from flax import nnx
 # module: (dtype it computes in, dtype of its parameters). A module in FP8 has dtype float32: qwix
 # divides by the scale in it, and bfloat16 would round twice. The next module rounds its result.
 LAYERS = $layers
+
+# layers that may be functions in the net: they run as the policy says in what they are given
+FUNCTIONS = $functions
+OTHERWISE = "; make modules of its functions, or strict=False lets them run in what they are given"
 
 LOSS_SCALE = $loss_scale
 
@@ -69,14 +74,14 @@ def apply_policy(model, *inputs, strict=True):
     """Return the model with dtypes set and FP8 modules quantised.
 
     Raises ValueError where a module with parameters is unknown to the policy, a rule matches
-    nothing, or a layer of the policy is missing, unless not `strict`: a function without a module
-    runs in what it is given.
+    nothing, or a layer of the policy is missing, unless not `strict`: a function that is none of
+    FUNCTIONS runs in what it is given, not as the policy says.
     """
     import qwix
 
     there = {".".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
-    if strict and (missing := [name for name in LAYERS if name not in there]):
-        raise ValueError(f"model: layers {missing} are of the policy and not in it")
+    if strict and (missing := [name for name in LAYERS if name not in {*there, *FUNCTIONS}]):
+        raise ValueError(f"model: layers {missing} are of the policy and not in it{OTHERWISE}")
     for name, module in there.items():
         held = [x for x in vars(module).values() if isinstance(x, nnx.Param)]
         if held and name not in LAYERS:

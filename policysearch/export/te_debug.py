@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from policysearch.export import transformer_engine
-from policysearch.export.levels import field_losses, head, why_wide
+from policysearch.export.levels import bits_of, field_losses, head, why_wide
 from policysearch.export.reading import (
     BASE,
     DEFAULT_RULE,
@@ -24,9 +23,9 @@ from policysearch.export.reading import (
     policy_of,
     yaml_object,
 )
-from policysearch.formats import format_named
+from policysearch.export.te_sizes import refusal, sides_of, size_lines, size_traps
 from policysearch.nn.model import Model
-from policysearch.policy.normal_forms import normal, of_full
+from policysearch.policy.normal_forms import in_full, normal, of_full
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import PRESETS
 from policysearch.policy.product_words import ROLES, SAME, with_words
@@ -95,7 +94,7 @@ def _wide_in(asked: LayerPolicy, usual: LayerPolicy) -> tuple[str, ...]:
     """Return the products that are wide, or wider than the run has them."""
     bits = {
         role: [
-            (format_named(a.format).bits, format_named(b.format).bits)
+            (bits_of(a.format), bits_of(b.format))
             for a, b in zip(asked.product(role).operands, usual.product(role).operands, strict=True)
         ]
         for role in ROLES
@@ -105,9 +104,12 @@ def _wide_in(asked: LayerPolicy, usual: LayerPolicy) -> tuple[str, ...]:
 
 def _rows(policy: Policy, model: Model) -> dict[str, tuple[str, ...]]:
     """Return the wide products of every linear."""
-    usual = _usual(_recipe(policy))
-    linears = (name for name, kind in model.layer_types.items() if kind == "Linear")
-    return {name: _wide_in(policy.layer(name), usual) for name in linears}
+    usual, rows = _usual(_recipe(policy)), {}
+    for name in transformer_engine.linears(model):
+        wide = _wide_in(policy.layer(name), usual)
+        made = policy.with_layers({name: _with_wide(usual, wide)})
+        rows[name] = ROLES if refusal(sides_of(model, name), in_full(made, name)) else wide
+    return rows
 
 
 def runs(policy: Policy, model: Model) -> Policy:
@@ -124,7 +126,11 @@ def losses(policy: Policy, model: Model) -> tuple[str, ...]:
     asked, running = normal(policy), runs(policy, model)
 
     other = f"the run around the file is {PRESETS[_recipe(policy)].called}"
-    why = partial(why_wide, model=model, target="Transformer Engine", multiple=1, other=other)
+
+    def why(layer: str) -> str:
+        refused = refusal(sides_of(model, layer), in_full(asked, layer))
+        return why_wide(layer, model, "Transformer Engine", 1, refused or other)
+
     return tuple(field_losses(asked, running, "te_debug", why))
 
 
@@ -154,6 +160,7 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
         "#     debug_api.infer_and_assign_layer_names(model)",
         "# A pattern is looked for anywhere in a name: here each is anchored. Linears in none",
         "# multiply as the recipe has it, all others multiply in the dtype of the run.",
+        *size_lines(model, transformer_engine.linears(model)),
     ]
     if not sections:  # a file without a section fails
         sections[ROLES] = []
@@ -202,6 +209,8 @@ def read(text: str, model: Model, where: str) -> Reading:
     deciding = {row.rule for row in given}
     unused = tuple(f"{key}: never matches" for key in data if key not in deciding)
     policy = policy_of(given, model, f"imported from {where}", BASE)
+    sides = {layer: sides_of(model, layer) for layer in transformer_engine.linears(model)}
+    traps += size_traps(policy, sides)
     return Reading(normal(policy), tuple(given), unused, tuple(traps))
 
 
@@ -297,7 +306,7 @@ def _scaled(product: Product, scaling: Scaling | None) -> Product:
     """Return the product with the scales of the run where an operand says none."""
 
     def full(operand: Operand) -> Operand:
-        low = format_named(operand.format).bits < 16
+        low = bits_of(operand.format) < 16
         return replace(operand, scaling=(operand.scaling or scaling) if low else None)
 
     return replace(product, first=full(product.first), second=full(product.second))

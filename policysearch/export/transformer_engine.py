@@ -17,6 +17,7 @@ from typing import Any
 
 from policysearch.export.levels import constants, field_losses, head, plain, why_wide
 from policysearch.export.reading import BASE, DEFAULT_RULE, About, Given, Reading, policy_of
+from policysearch.export.te_sizes import fitted, refusal, sides_of, size_lines, size_traps
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.normal_forms import in_full, normal, of_full
@@ -51,6 +52,7 @@ $head
 # Megatron-LM gives its modules no name: name one of recipe_1, recipe_2, ... as
 # custom_recipe_factory in a config of --te-precision-config-file, with "custom" as its
 # fp8_quantization_recipe. Transformer Engine is loaded when a factory is called.
+$sizes
 
 # tensor type: its rowwise and its columnwise representation
 RECIPES = $recipes
@@ -196,6 +198,17 @@ def _runs(products: Mapping[str, Product]) -> bool:
 
 def runs(policy: Policy, model: Model) -> Policy:
     """Return the policy that linears with the factory obey, all else in bfloat16."""
+    sides = {layer: sides_of(model, layer) for layer in linears(model)}
+    return normal(fitted(by_factory(policy, model), sides, uniform_layer("bfloat16")))
+
+
+def linears(model: Model) -> list[str]:
+    """Return the layers that are linears of Transformer Engine."""
+    return [layer for layer in model.layer_names if model.layer_types.get(layer) == "Linear"]
+
+
+def by_factory(policy: Policy, model: Model) -> Policy:
+    """Return the policy that linears of any sides would obey with the factory."""
     layers, rest = [], uniform_layer("bfloat16")
     for name, row in policy.layers:
         products = in_full(policy, name)
@@ -203,15 +216,13 @@ def runs(policy: Policy, model: Model) -> Policy:
         low = model.layer_types.get(name) == "Linear" and _runs(products)
         results = LayerPolicy(output="bfloat16", wgrad="bfloat16", grad=row.grad)
         layers.append((name, of_full(results, products) if low else rest))
-    return normal(
-        replace(
-            plain(policy, BASE),
-            layers=tuple(layers),
-            master_weights=True,
-            optimizer_state="float32",
-            loss_scale=type(policy.loss_scale)(),
-            scaling=Scaling(),
-        )
+    return replace(
+        plain(policy, BASE),
+        layers=tuple(layers),
+        master_weights=True,
+        optimizer_state="float32",
+        loss_scale=type(policy.loss_scale)(),
+        scaling=Scaling(),
     )
 
 
@@ -221,7 +232,8 @@ def losses(policy: Policy, model: Model) -> tuple[str, ...]:
     asked, running = normal(policy), runs(policy, model)
 
     def why(layer: str) -> str:
-        other = _unsaid(in_full(asked, layer))
+        products = in_full(asked, layer)
+        other = refusal(sides_of(model, layer), products) or _unsaid(products)
         return why_wide(layer, model, "Transformer Engine", 1, other)
 
     return tuple(field_losses(asked, running, "transformer_engine", why))
@@ -282,6 +294,7 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
         Template(TEMPLATE)
         .substitute(
             head=head(policy, notes, lines, "transformer_engine"),
+            sizes="\n".join(size_lines(model, linears(model) if layers else ())),
             recipes=pprint.pformat(recipes, sort_dicts=False, width=96),
             layers=pprint.pformat(layers, sort_dicts=False, width=96),
             factories="\n\n\n".join(FACTORY.format(name=name) for name in recipes),
@@ -307,7 +320,9 @@ def read(text: str, model: Model, where: str) -> Reading:
     policy = policy_of(given, model, f"imported from {where}", BASE)
     strangers = (name for name in tables["LAYERS"] if name not in model.layer_names)
     unused = tuple(f"{name}: never matches: no layer of the model" for name in strangers)
-    return Reading(normal(policy), tuple(given), unused)
+    called = linears(model) if tables["LAYERS"] else ()
+    sides = {layer: sides_of(model, layer) for layer in called}
+    return Reading(normal(policy), tuple(given), unused, tuple(size_traps(policy, sides)))
 
 
 def _rows(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

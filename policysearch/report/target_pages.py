@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from types import MappingProxyType
 
+from policysearch.export.reading import grouped
 from policysearch.export.targets import Target, targets
 from policysearch.files import write_files
-from policysearch.nn.model import Model
 from policysearch.nn.models import gpt
-from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 
 POLICIES = ("te.mxfp8", "mindspore.O2")
 """The preset on a page is the first of these whose products the target runs."""
+
+STUDY = "studies/gpt-sums.toml"
+KINDS = {".py": "python", ".json": "text"}
+SCRIPTS = ("cann",)
+"""Targets whose file is run, not imported."""
+
+USE = {
+    "deepspeed": (
+        "engine, optimizer, *_ = deepspeed.initialize(model=model, config=THIS_FILE, ...)",
+    ),
+    "te_debug": (
+        "debug_api.initialize(config_file=THIS_FILE, feature_dirs=[...])",
+        "debug_api.infer_and_assign_layer_names(model)",
+        "with autocast(recipe=MXFP8BlockScaling()):  # the recipe in the head of the file",
+        "    loss = model(x)",
+    ),
+}
+"""How a file is used that does not say it itself."""
 
 LONGEST = 60
 """Lines of a file that are shown; an exported torch file has some 600."""
@@ -32,6 +51,9 @@ TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "Megatron-LM passes no names: its file says `custom_recipe_factory: module.recipe_1` "
             "by glob, and each `recipe_N` looks at the role alone.",
             "`NVTE_NVFP4_DISABLE_*` in the environment changes recipes, not these factories.",
+            "Every linear in its autocast, wide or not, has outputs in multiples of 8 and inputs "
+            "of 16; in FP8 and NVFP4 both of 16, in MXFP8 of 32. Others stay wide: leave them "
+            "`torch.nn.Linear`, or it raises.",
         ),
         "megatron": (
             "The flags in the head are part of the policy: without them a matched recipe does "
@@ -115,29 +137,69 @@ TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def page_of(name: str, target: Target) -> str:
-    """Return the page of a target as Markdown."""
-    model = gpt((8,), 10, 16, (32, 32), 2)
+    """Return the page of a target as Markdown: what to type, what it gives, what it loses."""
+    model = gpt((8,), 23, 32, (128, 128), 2)  # that of the study in the command
     policies = {name: preset(name, model.layer_names) for name in POLICIES}
     shown = next(n for n, p in policies.items() if target.offers(p.layer("head"), "Linear"))
-    about = target.ABOUT
-    lines = [
-        f"# Export to {name}",
-        "",
-        f"- Its file: {about.file}.",
-        f"- What it can say: {about.says}.",
-        f"- Looked at: {about.checked}; checked by: {about.how}.",
-    ]
-    command = f"policysearch export preset:{shown} --study studies/gpt-sums.toml --target {name}"
-    traps = [f"- {trap}" for trap in TRAPS.get(name, ())]
-    # JSON that is cut is none, and no highlighter takes it
-    kind = {".py": "python", ".json": "text"}.get(target.SUFFIX, target.SUFFIX.removeprefix("."))
-    file = [f"```{kind}", *_shown(target, policies[shown], model), "```"]
-    return "\n".join([*lines, "", *traps, "", "```sh", command, "```", "", *file, ""])
+    about, text = target.ABOUT, target.export(policies[shown], model)
+    file = f"gpt-sums-{name}{target.SUFFIX}"
+    called = "precision.py" if target.SUFFIX == ".py" and name not in SCRIPTS else file
+    options = f"--target {name} --study {STUDY}"
+    command = [f"policysearch export preset:{shown} {options} --out ."]
+    command += [f"cp {file} {called}"] * (called != file)
+    command += [f"policysearch inspect {called} {options}"]
+    lines = grouped(target.losses(policies[shown], model))
+    lost = [x for line in lines for x in wrap(f"- {line}", 100, subsequent_indent="  ")]
+    return "\n".join(
+        (
+            f"# Export to {name}",
+            "",
+            f"- Its file: {about.file}.",
+            f"- What it can say: {about.says}.",
+            f"- Looked at: {about.checked}; checked by: {about.how}.",
+            "",
+            "Type this, with a policy file in place of `preset:...`, or a study alone for the pick "
+            "of its verdict. `inspect` says what each layer gets, of a file of your own too.",
+            "",
+            *_block("sh", command),
+            "Then, in your script or run:",
+            "",
+            *_block(*_use(name, text, called)),
+            f"What `preset:{shown}` asks for and this file does not do:",
+            "",
+            *_block("text", lost),
+            "Mind:\n",
+            *(f"- {trap}" for trap in TRAPS.get(name, ())),
+            "\nThe file:\n",
+            # JSON that is cut is none, and no highlighter takes it
+            *_block(KINDS.get(target.SUFFIX, target.SUFFIX.removeprefix(".")), _shown(text)),
+        )
+    )
 
 
-def _shown(target: Target, policy: Policy, model: Model) -> list[str]:
+def _block(kind: str, lines: Sequence[str]) -> list[str]:
+    return [f"```{kind}", *(lines or ["nothing"]), "```", ""]
+
+
+def _use(name: str, text: str, called: str) -> tuple[str, list[str]]:
+    """Return how a file is used, as its own head says, and the language of that."""
+    if flags := re.search(r"^# flags: (.*)$", text, re.MULTILINE):
+        return "sh", [f"python pretrain_gpt.py --te-precision-config-file {called} {flags[1]} ..."]
+    if name in USE:
+        return "python", [line.replace("THIS_FILE", repr(called)) for line in USE[name]]
+    documented = text.startswith('"""')
+    head = text.split('"""')[1] if documented else text.partition("\n\n")[0]
+    said = re.findall(r"^    (.*)$" if documented else r"^#     (.*)$", head, re.MULTILINE)
+    if name in SCRIPTS:
+        return "sh", [said[0].replace("THIS_FILE", called)]
+    defined = re.findall(r"^(?:def )?(\w+)(?:\(| = )", text, re.MULTILINE)
+    used = [x for x in defined if re.search(rf"\b{x}\b", "\n".join(said))]
+    return "python", [f"from precision import {', '.join(used)}", "", *said]
+
+
+def _shown(text: str) -> list[str]:
     """Return the lines of the file, cut where it is long."""
-    lines = target.export(policy, model).splitlines()
+    lines = text.splitlines()
     short = [line if len(line) <= 110 else f"{line[:107]}..." for line in lines]
     return short if len(short) <= LONGEST else [*short[:LONGEST], "..."]
 
