@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from policysearch.commands.registry import Command
 from policysearch.commands.shared import (
@@ -18,6 +19,13 @@ from policysearch.commands.shared import (
 )
 from policysearch.files import write_files
 from policysearch.values import InputError
+
+if TYPE_CHECKING:
+    from policysearch.policy.policy import Policy
+    from policysearch.study.specification import StudySpec
+
+WEIGHED, MOMENTS = 40, 4
+"""So many changes are weighed, about, each by so many steps."""
 
 
 def _arguments(command: argparse.ArgumentParser) -> None:
@@ -40,8 +48,10 @@ def _arguments(command: argparse.ArgumentParser) -> None:
 
 def _diagnose(options: argparse.Namespace) -> None:
     from policysearch.api import diagnose, preflight
+    from policysearch.diagnose.diagnosis import runs
     from policysearch.diagnose.recordings import log_page
     from policysearch.report.diagnosis_page import diagnosis_page
+    from policysearch.report.progress import Bar
 
     at_least_one(options, "budget")
     if options.log is not None:
@@ -53,9 +63,12 @@ def _diagnose(options: argparse.Namespace) -> None:
         raise InputError(f"diagnose: {given}; expected POLICY --study STUDY, or --log FILE")
     refuse(options, ("format",), "without --log; expected it beside a log")
     study, policy = study_and_policy(options)
+    _, most = least_most = runs(len(study.study.seeds), options.budget)
+    say(_estimate(study, policy, *least_most))
     for line in preflight(policy, study):
         say(f"before training: {line}")
-    found = diagnose(policy, study, budget=options.budget, progress=say)
+    with Bar(most, "runs") as bar:
+        found = diagnose(policy, study, budget=options.budget, progress=bar.tell)
     print(diagnosis_page(found, policy))
     if found.repair is None:
         return
@@ -65,6 +78,21 @@ def _diagnose(options: argparse.Namespace) -> None:
         print(f"\nnext: policysearch try {options.out} --study {options.study}")
     else:
         print("\nnext: the same with --out FILE writes the repaired policy")
+
+
+def _estimate(study: StudySpec, policy: Policy, least: int, most: int) -> str:
+    """Return how long a diagnosis takes on this machine, in words, from a few of its steps."""
+    from policysearch.study.estimate import said, timed_steps
+    from policysearch.study.specification import objective_of
+
+    objective = objective_of(study)
+    objective.price(policy)  # says what is wrong with a policy before anything is trained
+    timed, steps = timed_steps(objective, policy), study.task.steps
+    run, weighed = timed.seconds(steps), WEIGHED * timed.seconds(MOMENTS)
+    return (
+        f"{least} runs of {steps} steps if nothing fails: about {said(least * run)}; "
+        f"at most {most} if it does: about {said(most * run + weighed)}"
+    )
 
 
 COMMANDS = (
