@@ -2,18 +2,21 @@
 
     python -m benchmarks.recording [--batches 16 64] [--rounds 9]
 
-Trains each net twice in turns of 20 steps, of which one is observed whole: with records and without
-them, which takes the steps alone. The figures are CPU milliseconds of a step, lower quartiles.
+Trains each net twice, step beside step: with records, which look at one of 20 steps whole, and
+without them, which takes the steps alone. The figures are CPU milliseconds of a step, the mean over
+20 of the lower quartile of each in `--rounds` rounds: what else runs on a machine is in neither.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.presets import preset
 from policysearch.train.feeding import batch_order, initial_parameters
 from policysearch.train.tasks import Task
@@ -23,29 +26,39 @@ NETS = {
     "mlp 256-256": Task(model="mlp", widths=(256, 256), data="digits32", optimizer="adam"),
     "lenet5": Task(model="lenet5", data="digits32"),
     "transformer": Task(model="transformer", data="digits", optimizer="adam"),
+    "resnet": Task(model="resnet", widths=(8, 16), data="digits", activation="gelu"),
+    "gpt": Task(
+        model="gpt",
+        widths=(32, 128, 128),
+        activation="gelu",
+        data="sums",
+        loss="token_cross_entropy",
+        optimizer="adamw",
+    ),
 }
-FORMATS = ("float32", "bfloat16", "float16")
+POLICIES = ("float32", "bfloat16", "float16", "float8", "skips")
+"""Presets, and float16 with a loss scale that never arrives: every step is skipped."""
 
 
 def seconds(task: Task, policy: str, rounds: int) -> tuple[float, float]:
     """Return the CPU seconds of a step without records and with them."""
     data = task.load_dataset()
     model = task.build_model(data)
-    names = preset(policy, model.layer_names)
-    trainers = [Trainer(model, task, names, 0, records=records) for records in (False, True)]
+    named = preset("float16" if policy == "skips" else policy, model.layer_names)
+    if policy == "skips":
+        named = replace(named, loss_scale=LossScale("dynamic", 2.0**120))
+    trainers = [Trainer(model, task, named, 0, records=records) for records in (False, True)]
     for trainer in trainers:
         trainer.load(initial_parameters(model, 0))
     batches = [([x[i] for x in data.train[0]], data.train[1][i]) for i in _batches(task)]
-    turns = []
-    for number in range(rounds + 1):
-        turn = []
-        for trainer in trainers if number % 2 else trainers[::-1]:
-            started = time.process_time()
-            for batch in batches:
-                trainer.step(*batch)
-            turn.append((time.process_time() - started) / PROBE_INTERVAL)
-        turns.append(turn if number % 2 else turn[::-1])
-    without, recorded = np.quantile(turns[1:], 0.25, axis=0)
+    times = np.zeros((rounds + 1, len(batches), len(trainers)))
+    for turn in range(rounds + 1):
+        for step, batch in enumerate(batches):
+            for which in (0, 1) if (turn + step) % 2 else (1, 0):
+                started = time.process_time()
+                trainers[which].step(*batch)
+                times[turn, step, which] = time.process_time() - started
+    without, recorded = np.quantile(times[1:], 0.25, axis=0).mean(axis=0)
     return float(without), float(recorded)
 
 
@@ -60,10 +73,10 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
-    print(f"{'net':14}{'batch':>6}  {'format':10}{'off_ms':>8}{'on_ms':>8}{'more':>7}")
+    print(f"{'net':14}{'batch':>6}  {'policy':10}{'off_ms':>8}{'on_ms':>8}{'more':>7}")
     for name, task in NETS.items():
         for batch in options.batches:
-            for policy in FORMATS:
+            for policy in POLICIES:
                 fields = {**vars(task), "batch_size": batch, "steps": 1000}
                 with threadpool_limits(1):
                     off, on = seconds(Task(**fields), policy, options.rounds)

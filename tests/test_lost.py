@@ -18,6 +18,7 @@ from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast, fast_ways
 from policysearch.train.feeding import initial_parameters
 from policysearch.train.lost_values import LostValues, Probe, Tally
+from policysearch.train.observations import REPEATED, REPEATED_EVERY
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import PROBE_INTERVAL, Trainer
 from policysearch.train.training import train
@@ -121,6 +122,26 @@ def test_a_run_has_the_sums_by_layer_too(digits: Dataset) -> None:
                 sums[row.layer] += row.count
         assert dict(by_layer) == dict(sums)
     assert run.overflows
+
+
+def test_where_every_step_is_skipped_few_are_run_again_to_be_counted(digits: Dataset) -> None:
+    """The first ones, and one more in REPEATED_EVERY: all of them would cost most of a run."""
+    low = policy_of(digits, "float16", 1.0)
+    policy = replace(low, loss_scale=LossScale("dynamic", 2.0**120))
+    trainer = Trainer(TASK.build_model(digits), TASK, policy, 0)
+    trainer.load(initial_parameters(trainer.model, 0))
+    batch = (digits.train[0][0][:32],), digits.train[1][:32]
+    counted, repeated, step = 0, [], 0
+    for step in range(TASK.steps):
+        *_, skipped = trainer.step(*batch)
+        rows = trainer.observations.probe.lost()
+        seen = sum(row.seen for row in rows if row.kind == "overflow")
+        assert skipped and counted <= seen
+        if seen > counted and step % PROBE_INTERVAL:
+            repeated.append(step)
+        counted = seen
+    assert repeated == [1, 2, 3, REPEATED_EVERY + 1]
+    assert repeated[-1] < step and len(repeated) == REPEATED + step // REPEATED_EVERY
 
 
 def test_what_lost_nothing_yet_has_its_first_step_still_to_come() -> None:

@@ -34,8 +34,11 @@ HEALTHY = Task(
     tail_steps=10,
 )
 CHAOTIC = replace(HEALTHY, optimizer="momentum", activation="relu", widths=(64, 64, 64))
-UNSOUND = ("apex.O3", "mindspore.O2")
-"""Presets that fail here: Adam's state in float16, and a scale that skips the first steps of 60."""
+UNSOUND = ("apex.O3", "mindspore.O2", "megatron.fp16")
+"""Presets that fail here: Adam's state in float16, and scales that skip the first of 60 steps.
+
+From 2^32 megatron.fp16 skips 15 of them, and ends 0.31 nats off where 0.085 matters.
+"""
 
 RATES = (0.5, 0.7, 1.0, 1.5, 2.0)
 """Learning rates with momentum at which chance decides where a run ends."""

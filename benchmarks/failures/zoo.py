@@ -46,14 +46,20 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.py"))
 
 
-def failure(name: str) -> Failure:
-    """Return the case of this name."""
+def module_of(name: str) -> ModuleType:
+    """Return the file of the case of this name, as it runs."""
     path = FOLDER / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"failure_{name}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    objective = Objective(task_of(module, path), DEVICE, STACK)
+    return module
+
+
+def failure(name: str) -> Failure:
+    """Return the case of this name."""
+    module = module_of(name)
+    objective = Objective(task_of(module, FOLDER / f"{name}.py"), DEVICE, STACK)
     policy = policy_of(module, objective)
     return Failure(name, objective, policy, module.KIND, module.OPS, module.LAYERS)
 

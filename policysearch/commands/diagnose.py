@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +21,11 @@ from policysearch.files import write_files
 from policysearch.values import InputError
 
 if TYPE_CHECKING:
+    from policysearch.policy.policy import Policy
     from policysearch.study.specification import StudySpec
+
+WEIGHED, MOMENTS = 40, 4
+"""So many changes are weighed, about, each by so many steps."""
 
 
 def _arguments(command: argparse.ArgumentParser) -> None:
@@ -46,8 +48,10 @@ def _arguments(command: argparse.ArgumentParser) -> None:
 
 def _diagnose(options: argparse.Namespace) -> None:
     from policysearch.api import diagnose, preflight
+    from policysearch.diagnose.diagnosis import runs
     from policysearch.diagnose.recordings import log_page
     from policysearch.report.diagnosis_page import diagnosis_page
+    from policysearch.report.progress import Bar
 
     at_least_one(options, "budget")
     if options.log is not None:
@@ -59,9 +63,12 @@ def _diagnose(options: argparse.Namespace) -> None:
         raise InputError(f"diagnose: {given}; expected POLICY --study STUDY, or --log FILE")
     refuse(options, ("format",), "without --log; expected it beside a log")
     study, policy = study_and_policy(options)
+    _, most = least_most = runs(len(study.study.seeds), options.budget)
+    say(_estimate(study, policy, *least_most))
     for line in preflight(policy, study):
         say(f"before training: {line}")
-    found = diagnose(policy, study, budget=options.budget, progress=_told(options.budget, study))
+    with Bar(most, "runs") as bar:
+        found = diagnose(policy, study, budget=options.budget, progress=bar.tell)
     print(diagnosis_page(found, policy))
     if found.repair is None:
         return
@@ -73,21 +80,19 @@ def _diagnose(options: argparse.Namespace) -> None:
         print("\nnext: the same with --out FILE writes the repaired policy")
 
 
-def _told(budget: int, study: StudySpec) -> Callable[[str], None]:
-    """Return what says which training begins, of about how many, and how long each takes so far."""
-    from policysearch.diagnose.diagnosis import JITTERS, SMALL_JITTERS
-    from policysearch.study.estimate import said
+def _estimate(study: StudySpec, policy: Policy, least: int, most: int) -> str:
+    """Return how long a diagnosis takes on this machine, in words, from a few of its steps."""
+    from policysearch.study.estimate import said, timed_steps
+    from policysearch.study.specification import objective_of
 
-    most, begun = 2 + len((*JITTERS, *SMALL_JITTERS)) + budget, list[float]()
-    say(f"up to {most} trainings of {study.task.steps} steps, and those that confirm a repair")
-
-    def told(what: str) -> None:
-        begun.append(time.monotonic())
-        each = (begun[-1] - begun[0]) / max(1, len(begun) - 1)
-        pace = f", {said(each)} each" if len(begun) > 1 else ""
-        say(f"{len(begun)}/{most}{pace}: {what}")
-
-    return told
+    objective = objective_of(study)
+    objective.price(policy)  # says what is wrong with a policy before anything is trained
+    timed, steps = timed_steps(objective, policy), study.task.steps
+    run, weighed = timed.seconds(steps), WEIGHED * timed.seconds(MOMENTS)
+    return (
+        f"{least} runs of {steps} steps if nothing fails: about {said(least * run)}; "
+        f"at most {most} if it does: about {said(most * run + weighed)}"
+    )
 
 
 COMMANDS = (

@@ -61,6 +61,15 @@ HOPELESS = 0.5
 """Where every single change leaves an error above this, two are tried together."""
 
 
+def runs(seeds: int, budget: int) -> tuple[int, int]:
+    """Return how many runs a diagnosis takes where nothing fails, and how many at most as a rule.
+
+    One of them weighs the changes; only a repair that holds with one seed alone costs more.
+    """
+    sound = 2 + len(JITTERS) + len(SMALL_JITTERS)
+    return sound, sound + 2 + 2 * len(JITTERS) + budget + 2 * (seeds - 1)
+
+
 @dataclass(frozen=True)
 class Tried:
     """A change: `left` of the low-precision work after it, its modeled prices, what it gave.
@@ -211,6 +220,7 @@ class Diagnoser:
         there = self.objective.model, self.target
         found = [*followed(policy, near.lost, near.near), *repairs_of(evidence, graph)]
         changes, undone = kept_there(policy, found, *there)
+        self._progress(f"{len(changes)} changes are weighed")
         rows = self._ordered(changes, low_work(graph))
         best = min((row for row in rows if not row.repair.apart), key=_error, default=None)
         if best is not None and HOPELESS < best.error < math.inf:

@@ -34,13 +34,15 @@ class Repair:
     """A change to a policy, in words, and the policy after it.
 
     `rank` sorts those that leave as much work in low precision: those the cause calls for first.
-    `apart`: it gives all of the low precision up, and is tried last.
+    `apart`: it gives all of the low precision up, and is tried last. Where the policy is written as
+    a target runs it, `was` is the failing one written so.
     """
 
     what: str
     policy: Policy
     rank: int = 1
     apart: bool = False
+    was: Policy | None = None
 
 
 @dataclass(frozen=True)
@@ -120,14 +122,14 @@ def kept_there(
     """
     if differences(policy, model, target):
         return list(repairs), []
-    failing, kept, undone = as_run(policy, model, target).digest, list[Repair](), list[LeftOut]()
+    failing, kept, undone = as_run(policy, model, target), list[Repair](), list[LeftOut]()
     for repair in sorted(repairs, key=lambda repair: repair.rank):
         running = as_run(repair.policy, model, target)
         unlike = running != repair.policy and differences(repair.policy, model, target)
-        if unlike and running.digest == failing:
+        if unlike and running.digest == failing.digest:
             undone.append(LeftOut(repair.what, unlike[0]))
         else:
-            kept.append(replace(repair, policy=running) if unlike else repair)
+            kept.append(replace(repair, policy=running, was=failing) if unlike else repair)
     return _once(kept), undone
 
 

@@ -119,10 +119,13 @@ def _gaps(gaps: Sequence[float]) -> str:
 
 
 def _repair(found: Diagnosis, policy: Policy) -> list[str]:
-    """Return what the repair changes, field by field, as the policy file says it."""
+    """Return what the repair changes, field by field, as the policy file says it.
+
+    What the target does with the failing policy as well is no change, though files differ in it.
+    """
     if found.repair is None:
         return []
-    old, new = to_data(policy), to_data(found.repair.policy)
+    old, new = to_data(found.repair.was or policy), to_data(found.repair.policy)
     lines = [f"repair: {found.repair.what}"]
     for key, value in new.items():
         if value == old[key] or key == "name":
@@ -135,6 +138,8 @@ def _repair(found: Diagnosis, policy: Policy) -> list[str]:
             lines += [f"  {key}: take out {op}" for op in old[key] if op not in value]
         else:
             lines.append(f"  {key}: {_short(value)}")
+    if found.repair.was not in (None, policy):
+        lines.append("  all else in its file is what the target does with your policy as well")
     return lines
 
 

@@ -56,17 +56,37 @@ class Bar:
         self._kind = kind
         self._total, self._what, self._beside = total, what, beside
         self._bar: tqdm[NoReturn] | None = None
-        self._front_at = 0.0
+        self._front_at, self._told = 0.0, 0
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if self._bar is not None:
+            if self._told and kind is None:  # fewer than there might have been
+                self._bar.total = self._told
+                self._bar.update(self._told - self._bar.n)
             self._bar.close()
 
     def __call__(self, trained: float, results: Callable[[], Results]) -> None:
         """Show `trained` trials, and now and then what `results` have come to."""
+        bar = self._begun(trained)
+        now = time.monotonic()
+        if now - self._front_at >= FRONT_SECONDS or trained == self._total:
+            self._front_at = now
+            beside = [self._beside()] if self._beside else []
+            bar.set_postfix_str(", ".join([*beside, _standing(results())]), refresh=False)
+        self._show(bar, trained)
+
+    def tell(self, what: str) -> None:
+        """Show that the next one begins, and in words which it is."""
+        bar = self._begun(0)
+        bar.set_postfix_str(what, refresh=False)
+        self._show(bar, self._told)
+        bar.refresh()  # it may take long, and nothing has been counted yet
+        self._told += 1
+
+    def _begun(self, trained: float) -> tqdm[NoReturn]:
         if self._bar is None:
             # Not before there is something to tell: a mistake in the study is one line alone.
             # Trials of an earlier run took none of this one's time.
@@ -79,14 +99,12 @@ class Bar:
                 bar_format=self._format(),
                 unit=f" {self._what}",
             )
-        now = time.monotonic()
-        if now - self._front_at >= FRONT_SECONDS or trained == self._total:
-            self._front_at = now
-            beside = [self._beside()] if self._beside else []
-            self._bar.set_postfix_str(", ".join([*beside, _standing(results())]), refresh=False)
+        return self._bar
+
+    def _show(self, bar: tqdm[NoReturn], trained: float) -> None:
         if self._total is not None:  # Presets that were added to the study come on top of it.
-            self._bar.total = max(self._total, math.ceil(trained))
-        self._bar.update(trained - self._bar.n)
+            bar.total = max(self._total, math.ceil(trained))
+        bar.update(trained - bar.n)
 
     def _format(self) -> str:
         rate = ", {rate_noinv_fmt}" if self._beside else ""

@@ -133,7 +133,7 @@ def estimate(spec: StudySpec, processes: int | None = None) -> Estimate:
     begin, timed, load = time.perf_counter(), list[Timed](), _load()
     for policy in _dearest_first(objective, space, spec):
         if len(timed) < 2 or time.perf_counter() - begin < TIMING_SECONDS:
-            timed.append(_timed(objective, policy))
+            timed.append(timed_steps(objective, policy))
     return Estimate(
         spec,
         tuple(sorted(timed, key=lambda row: row.step_seconds)),
@@ -173,7 +173,8 @@ def _dearest_first(objective: Objective, space: Space, spec: StudySpec) -> list[
     return [objective.float32, *sorted(others, key=lambda p: size_of[p.digest], reverse=True)]
 
 
-def _timed(objective: Objective, policy: Policy) -> Timed:
+def timed_steps(objective: Objective, policy: Policy) -> Timed:
+    """Return what a training of a policy takes, from a few of its steps."""
     data, model, fast = objective.dataset, objective.model, objective.fast
 
     def seconds(until: int) -> float:

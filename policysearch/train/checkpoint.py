@@ -27,7 +27,7 @@ from policysearch.values import InputError, from_plain, to_plain
 Taken = list[tuple[float, float, bool]]
 """Loss, loss scale and whether the update was skipped, per step."""
 
-VERSION = 2
+VERSION = 3
 """Of the files: one of another version is none."""
 
 ARRAY = "array:"

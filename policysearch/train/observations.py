@@ -16,15 +16,25 @@ from policysearch.train.swamped import SwampedCounter, SwampedCounts, with_updat
 KEPT_FOR = 20
 """Steps that are taken again at most to find where a failure began."""
 
+REPEATED = 3
+"""So many steps that were not finite are run again at once to count what overflowed in them."""
+
+REPEATED_EVERY = 40
+"""Later one more for so many steps: where every step is skipped, looking at each takes the most."""
+
 
 @dataclass(frozen=True)
 class Observed:
-    """What was kept so far: counts of the probe, of updates, and origins with NaN born of them."""
+    """What was kept so far: counts of the probe, of updates, and origins with NaN born of them.
+
+    `repeated`: the steps not finite that were run again to be counted.
+    """
 
     probed: tuple[LostValues, ...] = ()
     watched: SwampedCounts = field(default_factory=SwampedCounts)
     origins: tuple[Origin, ...] = ()
     born: tuple[LostValues, ...] = ()
+    repeated: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +59,7 @@ class Observations:
 
     def __init__(self) -> None:
         self.probe, self.watch, self.origins = Probe(), SwampedCounter(), Origins()
-        self.ended = False
+        self.ended, self.repeated = False, 0
         self.kept: dict[str, FloatArray] = {}
         self.past: list[Past] = []
         self._tracers: dict[bool, Tracer] = {}
@@ -57,14 +67,15 @@ class Observations:
     @property
     def so_far(self) -> Observed:
         """What was kept so far."""
-        origins = self.origins
-        return Observed(self.probe.tally.rows, self.watch.counts, origins.rows, origins.tally.rows)
+        found = self.origins.rows, self.origins.tally.rows
+        return Observed(self.probe.tally.rows, self.watch.counts, *found, self.repeated)
 
     def restore(self, observed: Observed) -> None:
         """Go on after what another training has kept."""
         self.probe.tally = Tally(observed.probed)
         self.watch = SwampedCounter(observed.watched)
         self.origins = Origins(observed.origins, Tally(observed.born))
+        self.repeated = observed.repeated
 
     def lost(self) -> tuple[LostValues, ...]:
         """Return all that was lost, by kind, layer, role and op."""
@@ -96,6 +107,12 @@ class Observations:
     def wants(self, found: Where, skipped: bool) -> bool:
         """Return whether a step in which something was `found` not finite is to be traced."""
         return not self.ended and self.origins.lacks(found, skipped)
+
+    def repeats(self, step: int) -> bool:
+        """Return whether a step that is not finite is to be run again to be counted; then it is."""
+        is_due = self.repeated < REPEATED + step // REPEATED_EVERY
+        self.repeated += is_due
+        return is_due
 
     def is_broken(self, arrays: Iterable[FloatArray]) -> bool:
         """Return whether any of the parameters is not finite, and is so for the first time."""

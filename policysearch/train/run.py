@@ -27,8 +27,9 @@ class Run:
     finite ones of those losses, infinite where the run diverged. `validation_accuracy` is None
     where there are no classes to get right. `overflows` and `underflows` count, per layer, values
     that rounding made infinite (or saturated) or zero, in the steps 0, PROBE_INTERVAL,
-    2 PROBE_INTERVAL and so on and in every step whose gradients were found not finite. `swamped`
-    counts updates that vanish, in the first of these; `lost` has all that was lost by role and op.
+    2 PROBE_INTERVAL and so on, and in the first and some later of those whose gradients were found
+    not finite. `swamped` counts updates that vanish, in the former; `lost` has all that was lost by
+    role and op.
     `origins` says where the first values that were not finite came from. `fast` is what
     ran; it changes no bit. A run that was stopped before its end has the same share of its tail as
     of its steps. `resumed_at` is how many of the steps a checkpoint had, where it went on from one.

@@ -164,8 +164,9 @@ class Trainer:
             self.observations.keep(self._shared)
         executable, loss = self.forward_backward(probed, inputs, labels, scale)
         finite = config.kind == "none" or bool(executable.value("finite") == 1.0)
-        if not finite and not probed and self.records:
-            # What overflowed where is counted in every step that is not finite. The forward and
+        look = not finite and not probed and self.records
+        if look and self.observations.repeats(self.step_index):
+            # What overflowed where is counted in steps that are not finite too. The forward and
             # backward pass can be run again, then with its roundings observed.
             self.put_back(before)
             executable, loss = self.forward_backward(True, inputs, labels, scale)
