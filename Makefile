@@ -27,9 +27,11 @@ front: .venv/package.stamp
 
 test: lint suite
 
-# By file, so that what a file makes once is made once.
+# By file, so that what a file makes once is made once. That asserts say what they compared takes each
+# worker half a minute to prepare; so what failed runs again with that.
 suite: .venv/test.stamp
-	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder --assert=plain \
+		|| { $(BIN)/pytest --last-failed --last-failed-no-failures none; exit 1; }
 
 # The notebook of the manual, cell by cell: a minute.
 notebook: .venv/test.stamp

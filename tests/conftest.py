@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import os
@@ -17,6 +18,10 @@ from policysearch.commands.trust import VARIABLE
 from policysearch.data import fashion_mnist
 from policysearch.data.datasets import Dataset, load_dataset
 from policysearch.objective.objective import Objective
+from policysearch.policy.policy import Policy
+from policysearch.study import prices
+from policysearch.study.estimate import Timed
+from policysearch.study.journal import identity
 from policysearch.study.workers import executors
 from policysearch.study.workers.executors import SerialExecutor
 
@@ -60,14 +65,34 @@ def trusting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def what_stays_as_it_is() -> Iterator[None]:
+    """Read what the package's files mean once, for none changes, and wait for no disk."""
+    with pytest.MonkeyPatch.context() as patched:
+        once = functools.cache(identity.code_fingerprints)
+        for module in (identity, prices):
+            patched.setattr(module, "code_fingerprints", once)
+        patched.setattr(os, "fsync", lambda _: None)
+        yield
+
+
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have commands train in this process: each one that they start takes seconds to import."""
+    """Have commands do without what takes seconds and other tests are about.
+
+    They train in this process, for each one that they start imports the package; they time no
+    steps before they begin; and they write plots that are laid out but not painted.
+    """
 
     def here(objective: Objective, processes: int) -> SerialExecutor:
         return SerialExecutor(objective)
 
+    def timed(_: Objective, policy: Policy) -> Timed:
+        return Timed(policy.name, 1e-3, 0.0, 1.0)
+
     monkeypatch.setattr(executors, "ProcessExecutor", here)
+    monkeypatch.setattr("policysearch.study.estimate._timed", timed)
+    monkeypatch.setattr("policysearch.report.plots.image", lambda *_: b"")
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from policysearch.graph import Graph
 from policysearch.nn.chain import Chain
 from policysearch.nn.models import mlp
@@ -24,6 +26,7 @@ def product(m: int, n: int, k: int, format: str = "float16", out: str = "float16
     return b.graph({"y": y})
 
 
+@lru_cache(maxsize=512)
 def step(model: Chain, policy: str, batch: int, optimizer: str = "momentum") -> Graph:
     kind = Optimizer(optimizer)
     graph = trace_step(model, "softmax_cross_entropy", kind, batch)

@@ -97,16 +97,16 @@ GROWN = (
 def priced(
     device: Device, stack: Stack, nets: Sequence[str], formats: Sequence[str] = ()
 ) -> list[float]:
-    """Return kernel seconds of networks in each format, and of steps of small graphs."""
-    found = []
-    for name in nets:
-        for format in ("float32", "float16", "bfloat16", "tfloat32"):
-            if format in (formats or device.formats):
-                precision = Precision(format, format, "float32" if format[0] == "t" else format)
-                run = Run(NETWORKS[name], 0, 8, precision, device, stack)
-                load = load_of(recorded_works(run), device, stack)
-                each = kernel_seconds(load, FITTED)
-                found.append(float(((each.kernel + each.shift) * load.count).sum()))
+    """Return kernel seconds of two networks in two formats each, and of steps of small graphs."""
+    found, every = [], ("float32", "float16", "bfloat16", "tfloat32")
+    offered = [format for format in every if format in (formats or device.formats)]
+    for name, other in zip(nets, (offered[1], offered[-1]), strict=True):
+        for format in (offered[0], other):
+            precision = Precision(format, format, "float32" if format[0] == "t" else format)
+            run = Run(NETWORKS[name], 0, 8, precision, device, stack)
+            load = load_of(recorded_works(run), device, stack)
+            each = kernel_seconds(load, FITTED)
+            found.append(float(((each.kernel + each.shift) * load.count).sum()))
     for model in (lenet5(), mlp((256, 256, 10), "relu")):
         for policy in ("float32", *(["float16"] if "float16" in device.formats else [])):
             found.append(step_time(step(model, policy, 64), device, stack).step_seconds)

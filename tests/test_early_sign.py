@@ -143,9 +143,7 @@ def test_the_limit(results: Results, swamped: Swamped, marked: bool) -> None:
         ("mlp-digits", "float32", False),
         ("mlp-digits", "bfloat16", False),
         ("mlp-digits", "float8", False),
-        ("mlp-digits", "mindspore.O2.fixed128", False),
         ("lenet5-digits", "apex.O3", True),
-        ("lenet5-digits", "float8", False),
     ],
 )
 def test_the_short_runs_of_the_digits_studies(study: str, name: str, marked: bool) -> None:

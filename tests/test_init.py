@@ -105,7 +105,7 @@ class Attends(torch.nn.Module):
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_process: None) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     user_code._module.cache_clear()
     yield tmp_path

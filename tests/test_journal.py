@@ -71,7 +71,7 @@ def test_a_cut_after_any_record_resumes_as_if_undisturbed(
     """Also after two cuts; what was finished before a cut is never trained again.
 
     Their records are of the same kinds in the same order, so the samplers take turns, and every
-    second record is cut behind: `make faults-cuts` cuts anywhere.
+    third record is cut behind: `make faults-cuts` cuts anywhere.
     """
     sampler = SAMPLERS[turn]
     spec, content = with_sampler(spec, sampler), journals[sampler].read_bytes()
@@ -79,7 +79,7 @@ def test_a_cut_after_any_record_resumes_as_if_undisturbed(
     assert len(whole.trials) == 9 and len(lines) > 30
     rng = random.Random(0)
     path = tmp_path / "cut.journal"
-    for count in range(turn, len(lines) + 1, 2 * len(SAMPLERS)):
+    for count in range(turn, len(lines) + 1, 3 * len(SAMPLERS)):
         path.write_bytes(b"".join(lines[:count]))
         kept = set(Records(read_journal(path.read_bytes()).lines).runs)
         if count % 3 == 0:  # A second cut, somewhere in what the resumed run writes.
@@ -117,7 +117,7 @@ def full_beyond(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.004, 0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("share", [0.0, 0.004, 0.5, 0.999])
 def test_a_disk_that_fills_is_one_line_and_the_study_resumes(
     share: float, spec: StudySpec, journals: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -121,6 +121,7 @@ def test_every_view_reads_them(
     assert JOURNAL.read_bytes().startswith(journal)
 
 
+@pytest.mark.usefixtures("one_process")
 def test_going_on_asks_for_nothing_but_accepted_changes(
     recorded: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

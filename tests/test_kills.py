@@ -135,7 +135,12 @@ def test_a_killed_study_resumes_to_the_undisturbed_end(tmp_path: Path) -> None:
     assert survived(1, tmp_path, 0, *SHORT) == 1
 
 
-def test_ctrl_c_is_one_line_and_the_study_resumes(tmp_path: Path) -> None:
+def test_ctrl_c_is_one_line_and_the_study_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     study = write_study(tmp_path, *SHORT)
     storage = tmp_path / "x.journal"
     process = started(study, storage)
@@ -146,7 +151,7 @@ def test_ctrl_c_is_one_line_and_the_study_resumes(tmp_path: Path) -> None:
     last = errors.decode().splitlines()[-1]
     assert process.returncode == 130
     assert last.startswith("policysearch: interrupted; `policysearch run") and "goes on" in last
-    assert b"Traceback" not in errors and gone(process.pid)
+    assert b"Traceback" not in errors and gone(process.pid) and not list(temporary.iterdir())
     spec = load_spec(study)
     resumed = run_study(spec, storage, processes=0)
     assert resumed == run_study(spec, tmp_path / "whole.journal", processes=0)

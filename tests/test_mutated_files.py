@@ -57,6 +57,7 @@ def outcome(arguments: list[str]) -> tuple[int, str]:
     return code, said.getvalue()
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("value", HARSH)
 @pytest.mark.parametrize("key", ["name", "seeds", "widths", "steps", "learning_rate", "device"])
 def test_harsh_values_in_a_study_file(key: str, value: str, tmp_path: Path) -> None:

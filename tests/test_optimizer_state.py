@@ -31,7 +31,7 @@ def policies(dataset: Dataset) -> tuple[Policy, Policy, Policy]:
     return exact, fused, replace(fused, optimizer_order="eager")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_rounded_as_it_is_stored_it_trains(seed: int, digits: Dataset) -> None:
     """Second moments below 3e-8 are lost between steps: the runs differ by -8 to +16 %."""
     exact, fused, eager = (train(TASK, p, seed, dataset=digits) for p in policies(digits))

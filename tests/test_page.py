@@ -300,7 +300,7 @@ def _named(layers: Sequence[str], names: Sequence[str], other: str) -> Results:
 PLAIN = tree_of(page(_named(("a", "b", "c"), ("d", "e"), "f"), "g.toml")).shape
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     layers=st.lists(OF_POLICIES, min_size=3, max_size=3, unique=True),
     names=st.lists(OF_POLICIES, min_size=2, max_size=2),

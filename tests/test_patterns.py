@@ -136,7 +136,7 @@ def brute_force(graph: Graph, pattern: Pattern) -> list[tuple[int, ...]]:
     return sorted(found)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(graphs(), patterns())
 def test_matches_are_those_of_brute_force_in_their_order(graph: Graph, pattern: Pattern) -> None:
     found = [match.ids for match in matches(graph, pattern, TYPES)]

@@ -19,6 +19,7 @@ from policysearch.policy.policy import Policy
 from policysearch.policy.presets import PRESETS
 from policysearch.report.page.svg import mark_of
 from policysearch.report.plots import (
+    DPI,
     FRONT,
     KNEE,
     LINE,
@@ -211,6 +212,7 @@ def test_nothing_written_on_a_plot_is_cut(results: Results, name: str) -> None:
     seeds = tuple(range(1000, 1040))
     long = replace(spec, study=replace(spec.study, name=name, seeds=seeds))
     fig = figure(replace(results, spec=long), VIEWS[0])
+    fig.set_dpi(DPI)  # as it is written
     fig.draw_without_rendering()
     axes = fig.axes[0]
     # Ticks beyond the axes are texts as well, but not drawn.

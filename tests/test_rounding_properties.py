@@ -41,7 +41,7 @@ def test_properties(fmt: Format, mode: str, way: tuple[str, str]) -> None:
     """Every mode on every format, overflow and subnormals in turn."""
     rounding = Rounding(mode, *way)  # type: ignore[arg-type]
 
-    @settings(max_examples=12)
+    @settings(max_examples=6)
     @given(BITS, BITS, SEEDS, SEEDS)
     def holds(bits: UintArray, more: UintArray, seed: int, counter: int) -> None:
         own = rounder(fmt, rounding, seed=seed, fast="off")

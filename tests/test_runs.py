@@ -150,9 +150,8 @@ def test_members_of_the_front_are_trained_with_other_seeds() -> None:
     assert {run.row for run in others} <= {run.row for run in runs if run.seed == 5}
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_on_a_table_whose_short_runs_do_not_rank_little_is_lost(seed: int) -> None:
-    problem = problems(load("tanh-mlp"))[seed]
+def test_on_a_table_whose_short_runs_do_not_rank_little_is_lost() -> None:
+    problem = problems(load("tanh-mlp"))[0]
     whole = counts(problem, "own", 0, 20)
     short = counts(problem, "own+short", 0, 20)
     assert whole[0] <= 20 and short[0] <= whole[0] + 1.0

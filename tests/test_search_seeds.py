@@ -21,6 +21,7 @@ from policysearch.study.journal.trials import Trial
 from policysearch.study.opening import load_results
 from policysearch.study.questions.by_hand import try_policy
 from policysearch.study.results.results import Results
+from policysearch.study.session import Progress
 from policysearch.study.specification import StudySpec, load_spec
 from policysearch.study.study import run_study
 from policysearch.values import InputError
@@ -65,6 +66,17 @@ def finished(
     return list(trained), path
 
 
+def stopping(most: int, trained: list[tuple[str, int, float]]) -> Progress:
+    """Return what stops a study once so many runs were trained."""
+
+    def stop(done: float, _: Callable[[], Results]) -> None:
+        assert 0.0 <= done <= 17.0
+        if len(trained) >= most:
+            raise KeyboardInterrupt
+
+    return stop
+
+
 def searched(path: Path) -> list[str]:
     return [asked.digest for asked in Records(read_checked(path).lines).searched]
 
@@ -97,42 +109,33 @@ def test_the_front_has_all_seeds_and_what_it_beats_the_first(
 def test_it_asks_for_what_it_would_with_that_seed_alone(
     spec: StudySpec, finished: tuple[list[tuple[str, int, float]], Path], tmp_path: Path
 ) -> None:
-    for sampler in ("random", "tpe"):
-        one, path = tmp_path / f"{sampler}-one", tmp_path / f"{sampler}-all"
-        study = replace(spec.study, sampler=sampler)
-        alone = replace(study, seeds=SEEDS[:1], search_seeds=None)
-        with replaced_training(lucky):
-            run_study(replace(spec, study=alone), one, processes=0)
-            run_study(replace(spec, study=study), path, processes=0)
-        assert searched(path) == searched(one)
-        # Also where it goes on after its front has all seeds.
-        with replaced_training(lucky):
-            run_study(replace(spec, study=alone).with_trials(20), one, processes=0)
-            run_study(replace(spec, study=study).with_trials(20), path, processes=0)
-        assert searched(path) == searched(one)
+    one, path = tmp_path / "one", tmp_path / "all"
+    study = replace(spec.study, sampler="tpe")  # which hears what it is told
+    alone = replace(study, seeds=SEEDS[:1], search_seeds=None)
+    with replaced_training(lucky):
+        run_study(replace(spec, study=alone), one, processes=0)
+        run_study(replace(spec, study=study), path, processes=0)
+    assert searched(path) == searched(one)
+    # Also where it goes on after its front has all seeds.
+    with replaced_training(lucky):
+        run_study(replace(spec, study=alone).with_trials(20), one, processes=0)
+        run_study(replace(spec, study=study).with_trials(20), path, processes=0)
+    assert searched(path) == searched(one)
 
 
-@pytest.mark.parametrize("most", [2, 9, 24, 27, 31])
 def test_stopped_anywhere_it_trains_and_finds_the_same(
-    most: int,
     spec: StudySpec,
     finished: tuple[list[tuple[str, int, float]], Path],
     tmp_path: Path,
 ) -> None:
+    """In float32, in the search, at its end and twice among the seeds of the front."""
     wanted, path = finished
-    calls = 0
-
-    def stop(done: float, _: Callable[[], Results]) -> None:
-        nonlocal calls
-        calls += 1
-        assert 0.0 <= done <= spec.study.trials
-        if calls == most:
-            raise KeyboardInterrupt
-
     with replaced_training(lucky) as trained:
-        with pytest.raises(KeyboardInterrupt):
-            run_study(spec, tmp_path / "j", processes=0, progress=stop)
-        assert 0 < len(trained) < len(wanted)
+        for most in (2, 9, 24, 27, 31):
+            before = len(trained)
+            with pytest.raises(KeyboardInterrupt):
+                run_study(spec, tmp_path / "j", processes=0, progress=stopping(most, trained))
+            assert before < len(trained) < len(wanted)
         resumed = run_study(spec, tmp_path / "j", processes=0)
     assert trained == wanted
     assert resumed == load_results(spec, path)
@@ -197,17 +200,9 @@ def test_a_goal_is_met_by_all_seeds_and_not_by_the_luck_of_one(
     assert results.stopped.startswith("goal met" if reached else "budget") and bool(met) == reached
     assert all(trial.seeds == SEEDS for trial in met)
     wanted = list(trained)
-    for most in (6, 12):  # stopped there, and gone on with
-        calls = 0
-
-        def stop(done: float, _: Callable[[], Results], most: int = most) -> None:
-            nonlocal calls
-            calls += 1
-            if calls == most:
-                raise KeyboardInterrupt
-
-        with replaced_training(lucky) as trained:
+    with replaced_training(lucky) as trained:
+        for most in (6, 12):  # stopped there, and gone on with
             with pytest.raises(KeyboardInterrupt):
-                run_study(goal, tmp_path / f"{most}", processes=0, progress=stop)
-            assert run_study(goal, tmp_path / f"{most}", processes=0) == results
-        assert trained == wanted
+                run_study(goal, tmp_path / "x", processes=0, progress=stopping(most, trained))
+        assert run_study(goal, tmp_path / "x", processes=0) == results
+    assert trained == wanted

@@ -30,6 +30,7 @@ def test_what_repair_keeps_of_a_mutated_journal_is_read(tmp_path: Path) -> None:
     assert unreadable(read_journal(b"".join(lines)).lines) == []
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("foreign", FOREIGN[:1], ids=str)
 def test_a_foreign_line_that_optuna_cannot_replay_is_refused_by_run_and_dropped_by_repair(
     foreign: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -116,12 +116,12 @@ def test_without_masters_storage_follows(space: Space) -> None:
 def test_it_names_what_the_exhaustive_table_names(
     spec: StudySpec, space: Space, storage: Path, every: Results
 ) -> None:
-    """For every layer of every member of the front, by the digests of all policies trained."""
+    """For every layer of two members of the front, by the digests of all policies trained."""
     table = {trial.digest: trial for trial in every.trials}
     assert len(table) >= 64
     asked = agreed = 0
     verdicts = set()
-    for member in every.front[:3]:
+    for member in every.front[:2]:
         for layer in ("fc1", "fc2", "fc3"):
             found = why(spec, storage, member.policy, layer, processes=0)
             for each in found.tried:

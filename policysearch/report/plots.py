@@ -31,6 +31,9 @@ KNEE, VERDICT = "knee", "the policy of the verdict"
 VERDICT_LETTERS = 116
 FRONT, OTHERS = "front, numbered by trial", "not on the front"
 LINE = "best of the front in this plot"
+DPI, DOT = 150, 4.5
+"""Dots of a file in an inch, and the width of a policy's in points."""
+
 PLACES = ((4, 4), (4, -10), (-4, 4), (-4, -10), (4, 12), (4, -18), (-4, 12), (-4, -18))
 """Where a number may stand beside its point, in points of type; the first that is free is taken."""
 
@@ -84,7 +87,7 @@ def image(fig: Figure, format: str = "png") -> bytes:
     # Without versions, dates and names at random in it, equal results give equal files.
     metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with rc_context({"svg.hashsalt": "policysearch", "svg.fonttype": "none"}):
-        fig.savefig(out, format=format, dpi=150, metadata=metadata[format])
+        fig.savefig(out, format=format, dpi=DPI, metadata=metadata[format])
     return out.getvalue()
 
 
@@ -183,10 +186,14 @@ def _title(results: Results, view: View, least: float | None) -> list[str]:
 
 def _number(fig: Figure, axes: Axes, rows: list[Row], view: View, least: float | None) -> None:
     """Write trials beside their points, clear of other numbers and points where that can be."""
-    fig.draw_without_rendering()  # Lays everything out, so that places are known.
+    # Laid out, so that places are known; and once, for that takes longer than to draw.
+    if engine := fig.get_layout_engine():
+        engine.execute(fig)
+    fig.set_layout_engine("none")
     points = [(_across(row, least), view.value(row)) for row in rows]
     centres = [axes.transData.transform(point) for point in points]
-    boxes = [Bbox.from_extents(x - 3, y - 3, x + 3, y + 3) for x, y in centres]
+    r = DOT / 2.0 * fig.dpi / 72.0
+    boxes = [Bbox.from_extents(x - r, y - r, x + r, y + r) for x, y in centres]
     for row, point in zip(rows, points, strict=True):
         for x, y in PLACES:
             number = axes.annotate(
@@ -214,7 +221,7 @@ def _draw_points(
         gaps = [_across(row, least) for row in rows]
         values = [view.value(row) for row in rows]
         order = 3 if label == FRONT else 2
-        axes.scatter(gaps, values, s=22, color=_colour(colour), label=label, zorder=order)
+        axes.scatter(gaps, values, s=DOT**2, color=_colour(colour), label=label, zorder=order)
 
 
 def _draw_intervals(axes: Axes, rows: list[Row], view: View, least: float | None) -> None:

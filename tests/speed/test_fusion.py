@@ -23,6 +23,7 @@ from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast
 from policysearch.train.step import trace_step
 from tests.rounding_oracle import FASTS
+from tests.turns import turns
 
 NET = mlp((300, 200, 40, 10))
 WANTED = ("loss", "finite")
@@ -68,17 +69,19 @@ def _trained(graph: Graph, fast: Fast, scale: float = 1.0) -> dict[str, FloatArr
 
 
 @pytest.mark.parametrize("fast", FASTS)
-@pytest.mark.parametrize("mode", ["nearest_even", "stochastic"])
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float8", "float8_e4m3fn"])
 @pytest.mark.parametrize(
-    "optimizer",
-    [
-        Optimizer("momentum"),
-        Optimizer("momentum", momentum=0.3, weight_decay=0.01),
-        Optimizer("adam"),
-        Optimizer("sgd"),
-    ],
-    ids=["momentum", "decay", "adam", "sgd"],
+    ("name", "optimizer", "mode"),
+    turns(
+        ["float32", "bfloat16", "float16", "float8", "float8_e4m3fn"],
+        [
+            Optimizer("momentum"),
+            Optimizer("momentum", momentum=0.3, weight_decay=0.01),
+            Optimizer("adam"),
+            Optimizer("sgd"),
+        ],
+        ["nearest_even", "stochastic"],
+    ),
+    ids=lambda value: getattr(value, "kind", None),
 )
 def test_what_is_wanted_changes_no_bit(
     name: str, optimizer: Optimizer, mode: str, fast: Fast
