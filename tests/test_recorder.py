@@ -249,6 +249,36 @@ def test_clipping_before_unscaling_is_found_in_the_loop_of_a_trainer(
     assert ("clip before unscale" in kinds) == early
 
 
+@pytest.mark.parametrize("given", ["closure", "positional"])
+def test_a_step_with_a_closure_is_recorded_as_one_without(given: str, tmp_path: Path) -> None:
+    """Lightning gives its optimizers the whole step, the first without a gradient before it."""
+    texts = []
+    x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
+    for how in ("alone", given):
+        torch.manual_seed(0)
+        trainer = Trainer(Net(1.0), early=True)
+
+        def closure(trainer: Trainer = trainer) -> float:
+            trainer.closure(x, y)
+            trainer.configure_gradient_clipping()
+            return 0.0
+
+        path = tmp_path / how
+        with policysearch.record(
+            trainer.net, trainer.optimizer, path, every=2, scaler=trainer.scaler
+        ):
+            for _ in range(5):
+                if how == "alone":
+                    closure()
+                    trainer.optimizer.step()
+                elif how == "closure":
+                    trainer.optimizer.step(closure=closure)
+                else:
+                    trainer.optimizer.step(closure)
+        texts.append(path.read_text())
+    assert texts[0] == texts[1] and len(read_log(path)) == 3
+
+
 def test_the_command_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "log"
     trained(path, factor=1e7)
