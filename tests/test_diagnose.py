@@ -242,6 +242,43 @@ def test_changes_that_leave_values_near_their_limits_come_last_where_one_was_pas
     assert [place for place, _ in worth] == ["abcd".index(what) for what in order]
 
 
+@pytest.mark.parametrize(
+    "left, holds, apart, repair, order",
+    [
+        (0.9, {"wide", "near"}, False, "near", ["wide", "near"]),
+        (0.9, {"wide"}, False, "wide", ["wide", "near"]),
+        (0.55, {"wide", "near"}, False, "wide", ["wide"]),
+        (0.9, {"wide", "near"}, True, "wide", ["wide"]),
+        (0.9, set(), False, None, ["wide", "near"]),
+    ],
+)
+def test_what_was_put_off_is_trained_too_where_it_leaves_much_more(
+    left: float,
+    holds: set[str],
+    apart: bool,
+    repair: str | None,
+    order: list[str],
+    objective: Objective,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    near, wide = (row(what, low(objective)) for what in ("near", "wide"))
+    near = replace(near, left=left, repair=replace(near.repair, apart=apart))
+    seen = []
+
+    def trained(self: Diagnoser, table: list[Tried], place: int, matters: float) -> Any:
+        seen.append(table[place].repair.what)
+        return (0.0,) if seen[-1] in holds else ()
+
+    monkeypatch.setattr(Diagnoser, "_table", lambda *_: ([near, wide], []))
+    monkeypatch.setattr(Diagnoser, "_worth", lambda *_: [(1, wide), (0, near)])
+    monkeypatch.setattr(Diagnoser, "_trained", trained)
+    cause = SimpleNamespace(located=lambda graph: Cause("overflow"))
+    evidence = cast(Evidence, SimpleNamespace(policy=low(objective), cause=cause))
+    found = Diagnoser(objective, (0,))._repaired(evidence, math.inf, 1.0, 0.0)
+    assert (found.repair.what if found.repair else None, seen) == (repair, order)
+    assert found.trained == (2 if repair == "near" or not repair else 1)
+
+
 @pytest.mark.parametrize("share, kind", [(1.0, "underflow"), (0.1, "rounding")])
 def test_squares_that_vanish_before_a_division_are_an_underflow(
     share: float, kind: str, objective: Objective

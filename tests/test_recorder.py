@@ -201,6 +201,84 @@ def test_clipping_before_unscaling_is_found_and_clipping_after_it_is_not(tmp_pat
     assert "clip before unscale" not in {f.kind for f in found(path)}
 
 
+class Trainer:
+    """As Lightning trains: the clipping is a hook, called with the closure's gradients.
+
+    Up to 1.4 it was called before the scaler had divided them (Lightning #9330).
+    """
+
+    def __init__(self, net: torch.nn.Module, early: bool) -> None:
+        self.net, self.early = net, early
+        self.optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        self.scaler = Scaler()
+
+    def fit(self, batches: list[tuple[Any, Any]]) -> None:
+        for batch in batches:
+            self.closure(*batch)
+            if self.early:
+                self.configure_gradient_clipping()
+            for parameter in self.net.parameters():
+                assert parameter.grad is not None
+                parameter.grad.mul_(1.0 / self.scaler.get_scale())
+            if not self.early:
+                self.configure_gradient_clipping()
+            self.optimizer.step()
+
+    def closure(self, x: Any, y: Any) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = torch.nn.functional.cross_entropy(self.net(x), y)
+        (loss * self.scaler.get_scale()).backward()
+
+    def configure_gradient_clipping(self) -> None:
+        torch.nn.utils.clip_grad_norm_(self.net.parameters(), 0.5)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_clipping_before_unscaling_is_found_in_the_loop_of_a_trainer(
+    early: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    trainer = Trainer(Net(1.0), early)
+    batches = [(torch.randn(16, 8), torch.randint(0, 4, (16,))) for _ in range(8)]
+    with policysearch.record(
+        trainer.net, trainer.optimizer, tmp_path / "log", every=2, scaler=trainer.scaler
+    ):
+        trainer.fit(batches)
+    kinds = [finding.kind for finding in found(tmp_path / "log")]
+    assert ("clip before unscale" in kinds[:1]) == early
+    assert ("clip before unscale" in kinds) == early
+
+
+@pytest.mark.parametrize("given", ["closure", "positional"])
+def test_a_step_with_a_closure_is_recorded_as_one_without(given: str, tmp_path: Path) -> None:
+    """Lightning gives its optimizers the whole step, the first without a gradient before it."""
+    texts = []
+    x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
+    for how in ("alone", given):
+        torch.manual_seed(0)
+        trainer = Trainer(Net(1.0), early=True)
+
+        def closure(trainer: Trainer = trainer) -> float:
+            trainer.closure(x, y)
+            trainer.configure_gradient_clipping()
+            return 0.0
+
+        path = tmp_path / how
+        with policysearch.record(
+            trainer.net, trainer.optimizer, path, every=2, scaler=trainer.scaler
+        ):
+            for _ in range(5):
+                if how == "alone":
+                    closure()
+                    trainer.optimizer.step()
+                elif how == "closure":
+                    trainer.optimizer.step(closure=closure)
+                else:
+                    trainer.optimizer.step(closure)
+        texts.append(path.read_text())
+    assert texts[0] == texts[1] and len(read_log(path)) == 3
+
+
 def test_the_command_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "log"
     trained(path, factor=1e7)

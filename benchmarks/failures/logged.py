@@ -55,7 +55,7 @@ LOSSES: dict[str, Callable[[Any, list[Any]], Any]] = {
 }
 
 EVERY = 1
-"""Trainings of the zoo are short, and one of them fails late: of every fifth step 13 are named."""
+"""Trainings of the zoo are short, and one of them fails late: every fifth step misses that."""
 
 
 class Scale:

@@ -57,6 +57,9 @@ HELPS = 0.5
 TIMES_BEST = 2.0
 """So is an error of so many times the smallest that any change leaves."""
 
+SPARES = 0.1
+"""A change that leaves so much more of the low-precision work is trained though one repairs."""
+
 HOPELESS = 0.5
 """Where every single change leaves an error above this, two are tried together."""
 
@@ -91,8 +94,8 @@ class Diagnosis:
 
     `gap` of the policy (infinite where it diverged) and `matters`, above which a gap is a failure,
     are in nats; `noise` is the
-    largest by which jitter moved float32. `trained` counts the trainings of changes until the
-    verdict, those on further seeds apart. `left_out` are changes that the target undoes.
+    largest by which jitter moved float32. `trained` counts the trainings of changes up to that of
+    the repair, those on further seeds apart. `left_out` are changes that the target undoes.
     """
 
     verdict: Verdict
@@ -193,26 +196,37 @@ class Diagnoser:
     def _repaired(self, evidence: Evidence, off: float, matters: float, noise: float) -> Diagnosis:
         graph = self.objective.step_graph(evidence.policy)
         table, undone = self._table(evidence, graph)
-        trained = 0
+        worth, trained = self._worth(table, evidence)[: self.budget], 0
         repair, held = None, tuple[float, ...]()
-        for place, row in self._worth(table, evidence):
+        for place, row in worth:
             trained += 1
-            run = self._measured(row.repair.policy, self.seeds[0], row.repair.what)
-            gaps: tuple[float, ...] = (gap(run, self.objective.baseline(self.seeds[0])),)
-            if gaps[0] <= matters:
-                gaps += self._held(row.repair.policy)
-            table[place] = replace(row, gaps=gaps)
-            if len(gaps) == len(self.seeds) and self._is_no_chance(row.repair, gaps, matters):
-                repair, held = row.repair, gaps
+            if held := self._trained(table, place, matters):
+                repair = row
                 break
-            if trained == self.budget:
+        for more, (place, row) in enumerate(worth[trained:] if repair else (), 1):
+            # it was put off, for its values come near their limits: it may hold all the same
+            larger = repair is not None and row.left > repair.left + SPARES
+            if larger and not row.repair.apart and (gaps := self._trained(table, place, matters)):
+                repair, held, trained = row, gaps, trained + more
                 break
         verdict: Verdict = "not repaired" if repair is None else "repaired"
         why = f"no change of {trained} that were trained brings the gap below {matters:.2g}"
         why, rows = "" if repair else why, tuple(table)
         cause, left_out = evidence.cause.located(graph), tuple(undone)
-        told = (off, matters, noise, rows, repair, trained, held, why, left_out)
+        change = None if repair is None else repair.repair
+        told = (off, matters, noise, rows, change, trained, held, why, left_out)
         return Diagnosis(verdict, cause, *told)
+
+    def _trained(self, table: list[Tried], place: int, matters: float) -> tuple[float, ...]:
+        """Return the gaps of a change with every seed where it repairs, () where it does not."""
+        repair = table[place].repair
+        run = self._measured(repair.policy, self.seeds[0], repair.what)
+        gaps: tuple[float, ...] = (gap(run, self.objective.baseline(self.seeds[0])),)
+        if gaps[0] <= matters:
+            gaps += self._held(repair.policy)
+        table[place] = replace(table[place], gaps=gaps)
+        whole = len(gaps) == len(self.seeds)
+        return gaps if whole and self._is_no_chance(repair, gaps, matters) else ()
 
     def _table(self, evidence: Evidence, graph: Graph) -> tuple[list[Tried], list[LeftOut]]:
         """Return the changes in order, and those that the target undoes."""

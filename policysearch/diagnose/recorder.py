@@ -137,7 +137,7 @@ class Recorder:
             if parameter.requires_grad:
                 hook = self._gradient(name)
                 self.handles.append(parameter.register_post_accumulate_grad_hook(hook))
-        self.handles.append(self.optimizer.register_step_pre_hook(self._before_step))
+        self.handles.append(self.optimizer.register_step_pre_hook(self._stepping))
         self.handles.append(self.optimizer.register_step_post_hook(self._after_step))
 
     def stop(self) -> None:
@@ -212,7 +212,23 @@ class Recorder:
         """The loss scale, 1 where there is none."""
         return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
 
-    def _before_step(self, *given: Any) -> None:
+    def _stepping(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Look before the update; behind its closure where the optimizer is given one."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._before_step()
+            return None
+
+        def watched() -> Any:
+            loss = closure()
+            self._before_step()
+            return loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": watched}
+        return (args[0], watched, *args[2:]), kwargs
+
+    def _before_step(self) -> None:
         self._unwatch()
         if not self._on:
             return
