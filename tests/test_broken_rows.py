@@ -28,7 +28,7 @@ from tests.validated import validated
 
 SPEEDUPS = HELD_OUT.with_name("published_speedups.json")
 FILES = {
-    "--narrow": (NARROW, 150),
+    "--narrow": (NARROW, 60),
     "--memory": (MEMORY, 10),
     "": (SPEEDUPS, 30),
 }

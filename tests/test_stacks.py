@@ -98,7 +98,7 @@ def test_ends_and_a_leaf_carry_and_the_short_net_is_said_to_be_blind() -> None:
         assert replace(file.policy(net(blocks)), name="") == replace(policy_of(blocks), name="")
 
 
-@pytest.mark.parametrize("number", range(0, 48, 12))
+@pytest.mark.parametrize("number", range(0, 48, 6))
 def test_drawn_rules_carry(number: int) -> None:
     rng = random.Random(number + 1000)
     policy = drawn(rng)
