@@ -106,7 +106,7 @@ NO_LAYER = "(the net itself)"
 SHOWN = 100
 """So many characters of what was given are shown."""
 
-LISTED = 12
+LISTED = 16
 """So many valid names are listed where one of all was probably meant."""
 
 

@@ -94,6 +94,19 @@ def test_words_of_every_example_are_left_out_and_a_step_that_reads_them_is_refus
         read(tmp_path, given, loss=lambda m, b: loss_of_dict(m, b) * len(b["id"]), steps=5)
 
 
+class Corrupt(Points):
+    def __getitem__(self, index: int) -> Any:
+        raise ValueError("tile 7 is corrupt: its header says 0 x 0")
+
+
+def test_an_error_in_a_process_of_the_loader_keeps_its_reason(tmp_path: Path) -> None:
+    for workers in (0, 1):
+        given = torch.utils.data.DataLoader(Corrupt(), 2, num_workers=workers)
+        said = r"batch 0: ValueError: 'tile 7 is corrupt: its header says 0 x 0'; expected a batch"
+        with pytest.raises(ps.InputError, match=said):
+            read(tmp_path, given, module=net(), steps=2)
+
+
 def test_a_scheduler_that_ends_before_the_run_or_moves_more_is_refused(tmp_path: Path) -> None:
     cycle = torch.optim.lr_scheduler.OneCycleLR
     with pytest.raises(ps.InputError, match=r"scheduler, step \d+: Tried to step"):

@@ -8,13 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 from policysearch.formats import format_named
+from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.normal_forms import layers_of, with_own_recipe
 from policysearch.policy.policy import AS_FIRST, LayerPolicy, Policy
+from policysearch.policy.preset_row import NORMS
 from policysearch.policy.presets import preset
 from policysearch.policy.products import Products
 from policysearch.rewrite.format_rules import LISTS
 from policysearch.rewrite.kept_state import HALVED
+from policysearch.train.step import SMALLEST_BATCH, trace_forward
 
 FOLLOWING = ("current", "rowwise", "mx", "mx_rceil", "nvfp4")
 """Recipes whose scales follow a power of two exactly; a delayed one knows no step before the first.
@@ -47,6 +50,18 @@ def canonical(
     if _is_float32(policy):
         return preset("float32", [name for name, _ in policy.layers])
     return policy if op_layers is None else _with_acting_ops(policy, op_layers)
+
+
+def acting(policy: Policy, model: Model | None) -> Policy:
+    """Return the policy without what its op lists say of norms that the model has not."""
+    if model is None:
+        return policy
+    there = {node.source for node in trace_forward(model, SMALLEST_BATCH).nodes}
+    lists: dict[str, Any] = {
+        key: tuple(op for op in getattr(policy, key) if op not in NORMS or op in there)
+        for key in LISTS.values()
+    }
+    return replace(policy, **lists)
 
 
 def _as_kept(policy: Policy) -> Policy:

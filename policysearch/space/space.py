@@ -12,16 +12,14 @@ from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, with_accumulator
-from policysearch.policy.preset_row import NORMS
 from policysearch.policy.presets import layer_named, preset
-from policysearch.rewrite.format_rules import LISTS, PlacedRule
+from policysearch.rewrite.format_rules import PlacedRule
 from policysearch.space.decided.base import Group, Params, Setting, nearest
 from policysearch.space.decided.loss_scales import Scale
 from policysearch.space.decided.products import check_accumulators, takes_operands
-from policysearch.space.equivalence import canonical
+from policysearch.space.equivalence import acting, canonical
 from policysearch.space.section import ALL_UNIFORM, DECIDED, DEVICE, UNIFORM, SpaceSection
 from policysearch.space.target import as_run
-from policysearch.train.step import SMALLEST_BATCH, trace_forward
 
 WHOLE = "log2_scale"
 """The decision whose values are whole numbers in a row, which samplers may interpolate."""
@@ -123,7 +121,7 @@ class Space:
             known_as = () if uniform else (name,)
             for policy in self.uniform() if uniform else [self.preset(name)]:
                 check_accumulators(policy)
-                digest = alike.setdefault(self._acting(policy), policy.digest)
+                digest = alike.setdefault(acting(policy, self.model).digest, policy.digest)
                 met, others = ladder.get(digest, (policy, ()))
                 ladder[digest] = met, (*others, *known_as)
         return ladder
@@ -133,17 +131,6 @@ class Space:
         policy, summed = preset(name, self.layers), self.section.accumulators[0]
         # A preset may say how it sums; only what the study offers first speaks against that.
         return self._as_run(policy if summed == "float32" else with_accumulator(policy, summed))
-
-    def _acting(self, policy: Policy) -> str:
-        """Return the digest of the policy without what its op lists say of norms not in the net."""
-        if self.model is None:
-            return policy.digest
-        there = {node.source for node in trace_forward(self.model, SMALLEST_BATCH).nodes}
-        lists: dict[str, Any] = {
-            key: tuple(op for op in getattr(policy, key) if op not in NORMS or op in there)
-            for key in LISTS.values()
-        }
-        return replace(policy, **lists).digest
 
     def _as_run(self, policy: Policy) -> Policy:
         return policy if self.model is None else as_run(policy, self.model, self.target)

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -131,9 +132,12 @@ class Drawing:
             except StopIteration:
                 return
             except USER_FAULTS as error:
+                name = type(error).__name__
+                # what a worker process raised comes with its traceback, of which the end says why
+                said = re.split(rf"\n[\w.]*\b{name}: ", str(error))[-1]
                 raise InputError(
-                    f"{where}, batch {index}: {type(error).__name__}: "
-                    f"{shown(' '.join(str(error).split()))}; expected a batch, drawn on a CPU"
+                    f"{where}, batch {index}: {name}: {shown(' '.join(said.split()))}; "
+                    "expected a batch, drawn on a CPU"
                 ) from error
             yield batch
 
