@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 import numpy as np
 
@@ -120,78 +120,17 @@ def expert_questions(layers: tuple[str, ...]) -> Iterator[Question]:
     )
 
 
-def experts(time: int, classes: int) -> Any:
-    """Return a torch GPT of two blocks with experts, made anew for each seed."""
-    import torch
-    from torch import nn
-    from torch.nn import functional
-
-    width, count = 32, 4
-
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
-
-        def forward(self, x: Any) -> Any:
-            made = (self.q(x), self.k(x), self.v(x))
-            q, k, v = (each.unflatten(-1, (4, -1)).transpose(1, 2) for each in made)
-            seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            return self.o(seen.transpose(1, 2).flatten(2))
-
-    class Experts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate = nn.Linear(width, count, bias=False)
-            self.experts = nn.ModuleList(
-                nn.Sequential(nn.Linear(width, 64), nn.GELU(), nn.Linear(64, width))
-                for _ in range(count)
-            )
-
-        def forward(self, x: Any) -> Any:
-            scores = self.gate(x)
-            best, chosen = scores.topk(2, -1)
-            shares = torch.zeros_like(scores).scatter(-1, chosen, best.softmax(-1))
-            given = torch.stack([expert(x) for expert in self.experts], -2)
-            return (shares[..., None] * given).sum(-2)
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-            self.attention, self.mixture = Attention(), Experts()
-
-        def forward(self, x: Any) -> Any:
-            x = x + self.attention(self.norm1(x))
-            return x + self.mixture(self.norm2(x))
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Embedding(classes, width)
-            self.places = nn.Parameter(0.02 * torch.randn(time, width))
-            self.blocks = nn.ModuleList(Block() for _ in range(2))
-            self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes, bias=False)
-
-        def forward(self, tokens: Any) -> Any:
-            x = self.embed(tokens) + self.places
-            for block in self.blocks:
-                x = block(x)
-            return self.head(self.norm(x))
-
-    return Net
-
-
 def with_experts(task: Task) -> Task:
     """Return the recipe with the net of experts in the place of its GPT."""
     import torch
 
+    from benchmarks.torch_experts import Net
     from policysearch import api
 
     dense = Objective(task, "B200-SXM", "torch.compile")
     time, classes = dense.dataset.inputs[0].shape[1], dense.dataset.classes
     tokens = torch.zeros((2, time), dtype=torch.int64)
-    model = api.from_torch(experts(time, classes), tokens, loss="token_cross_entropy")
+    model = api.from_torch(partial(Net, time, classes), tokens, loss="token_cross_entropy")
     return replace(task, model=model, widths=(), activation="relu")
 
 

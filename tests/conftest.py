@@ -91,7 +91,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
         return Timed(policy.name, 1e-3, 0.0, 1.0)
 
     monkeypatch.setattr(executors, "ProcessExecutor", here)
-    monkeypatch.setattr("policysearch.study.estimate._timed", timed)
+    monkeypatch.setattr("policysearch.study.estimate.timed_steps", timed)
     monkeypatch.setattr("policysearch.report.plots.image", lambda *_: b"")
 
 

@@ -67,6 +67,8 @@ def section(layers: str, feature: str = "DisableQuantizationLayer: {enabled: tru
         (section("{exact_layer_names: [head]}"), "exact_layer_names: fails at the first layer"),
         (section("{layer_numbers: 1}"), "layer_numbers: a number; expected a list"),
         (section("{layer_numbers: [1], layer_types: [fc]}"), "expected names with one number"),
+        (section("{layer_name_regex_pattern: '(fc'}"), "missing .*expected a regular expr"),
+        (section("{layer_name_regex_pattern: [fc]}"), "expected a regular expression"),
         (section("{typo: 1}"), "layers; expected one of layer_name_regex_pattern"),
         (section("{layer_types: [fc]}", "DisableFp8Gemm: {}"), "feature: 'DisableFp8Gemm'"),
         (section("{layer_types: [fc1]}") + section("{layer_types: [fc]}").replace("a:", "b:", 1),

@@ -73,7 +73,7 @@ def test_the_lists_of_cann_are_what_the_file_prints(tmp_path: Path) -> None:
 
 def test_mistakes_in_a_file_are_one_line() -> None:
     text = cann.export(preset("torch.autocast.float16", MODEL.layer_names), MODEL)
-    with pytest.raises(InputError, match=r"^f: LOW: op: 'matmull'; expected one of matmul"):
+    with pytest.raises(InputError, match=r"^f: LOW: op: 'matmull'; did you mean 'matmul'"):
         cann.read(text.replace("LOW = {'matmul'", "LOW = {'matmull'"), MODEL, "f")
     mixed = text.replace("'fc1': 'float16'", "'fc1': 'bfloat16'")
     with pytest.raises(InputError, match=r"^f: LAYERS: bfloat16, float16; expected one dtype"):

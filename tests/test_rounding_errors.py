@@ -146,7 +146,7 @@ def test_propose_probe_says_what_is_expected_fastest_first(
     assert found[0].gap > found[-1].gap  # here what is faster is coarser
     monkeypatch.setattr(untrained, "expected", lambda *_: found)
     lines = list(expectation(spec))
-    assert all(line.startswith("# ") for line in lines) and "nats: " in lines[-1]
+    assert all(line.startswith("# ") for line in lines) and "]: " in lines[-1]
 
 
 def test_a_study_that_probes_asks_from_its_probes() -> None:

@@ -161,7 +161,7 @@ def test_the_commands_print_rules_and_apply_them(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("base = 'float33'", "base: 'float33'; expected one of float32"),
+        ("base = 'float33'", "base: 'float33'; did you mean 'float32'? expected one of "),
         ("basis = 'float32'", "key: 'basis'; expected one of base, policy, rules"),
         ("base = 'float32'\n[policy]\nbiass = 'fused'", "policy: unknown key 'biass'"),
         ("base = 'float32'\n[policy.layers]", "policy: expected a table without layers"),

@@ -243,7 +243,7 @@ def test_a_rate_that_grows_too_large_is_infinite_as_torchs_is() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"kind": "hf.linaer"}, "schedule kind: 'hf.linaer'; expected one of .*'hf.linear'"),
+        ({"kind": "hf.linaer"}, "schedule kind: 'hf.linaer'; did you mean 'hf.linear'"),
         ({"kind": "plateau"}, "schedule kind: 'plateau'; expected one whose rate is known before"),
         ({"kind": "step"}, "schedule period_steps: 0 with kind 'step'"),
         ({"kind": "multistep"}, r"schedule milestones: \[\] with kind 'multistep'; expected at "),

@@ -36,7 +36,7 @@ def test_the_simpler_study_lacks_what_is_named(spec: StudySpec) -> None:
 
 
 def test_what_it_has_not_cannot_be_left_out(spec: StudySpec) -> None:
-    with pytest.raises(InputError, match="--without: 'phases'; expected one of"):
+    with pytest.raises(InputError, match="--without: 'phases'; did you mean 'phase_points'"):
         without(spec, ["phases"])
     with pytest.raises(InputError, match="loss_scales: 'fixed'; expected one of none"):
         without(spec, ["loss_scales=fixed"])

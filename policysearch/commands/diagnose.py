@@ -63,10 +63,10 @@ def _diagnose(options: argparse.Namespace) -> None:
         raise InputError(f"diagnose: {given}; expected POLICY --study STUDY, or --log FILE")
     refuse(options, ("format",), "without --log; expected it beside a log")
     study, policy = study_and_policy(options)
-    _, most = least_most = runs(len(study.study.seeds), options.budget)
-    say(_estimate(study, policy, *least_most))
     for line in preflight(policy, study):
         say(f"before training: {line}")
+    _, most = least_most = runs(len(study.study.seeds), options.budget)
+    say(_estimate(study, policy, *least_most))
     with Bar(most, "runs") as bar:
         found = diagnose(policy, study, budget=options.budget, progress=bar.tell)
     print(diagnosis_page(found, policy))

@@ -14,6 +14,7 @@ from policysearch.export.reading import (
     About,
     Given,
     Reading,
+    expression,
     literal,
     policy_of,
     unmatched,
@@ -203,10 +204,7 @@ def _path_of(row: Mapping[str, Any], where: str) -> re.Pattern[str] | None:
     given = row.get("module_path") or ".*"
     if isinstance(given, ast.expr):
         return None
-    try:
-        return re.compile(str(given))
-    except (re.error, RecursionError, OverflowError) as error:
-        raise InputError(f"{where}: {error}; expected a regular expression") from None
+    return expression(str(given), where)
 
 
 def _formats(row: Mapping[str, Any], name: str, traps: list[str]) -> LayerPolicy | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,14 @@ def literal(node: ast.expr) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None  # TypeError: a key that cannot be one
+
+
+def expression(pattern: Any, where: str) -> re.Pattern[str]:
+    """Return a regular expression of a file, compiled; InputError for what is none."""
+    try:
+        return re.compile(pattern)
+    except (re.error, TypeError, RecursionError, OverflowError) as error:
+        raise InputError(f"{where}: {error}; expected a regular expression") from None
 
 
 def _nothing(policy: Policy, model: Model) -> dict[str, str]:

@@ -20,6 +20,7 @@ from policysearch.export.reading import (
     About,
     Given,
     Reading,
+    expression,
     policy_of,
     yaml_object,
 )
@@ -235,6 +236,7 @@ def _traps(key: str, row: Mapping[str, Any], where: str) -> Iterator[str]:
         if word not in CHOSEN:
             yield f"{key}: layers: {word!r} is ignored there without a word"
     pattern = layers.get("layer_name_regex_pattern", "")
+    expression(pattern, f"{where}: {key}: layer_name_regex_pattern")
     if re.search(r"\d$", pattern) or re.search(r"layers\\?\.\d+\W*$", pattern):
         yield f"{key}: {pattern!r} is looked for anywhere: it takes every number that begins so"
     for name in row.get("transformer_engine", {}):
