@@ -299,7 +299,7 @@ def from_loader(
 ) -> Script:
     """Return a training loop of torch's as a task; needs torch.
 
-    `loss` is a function of module and batch, a module of outputs and labels, or the name of one.
+    `loss` is a function of module and batch, a function or module of outputs and labels, or a name.
     `options` are keys of [task] ("clip_norm"), and of how batches are kept: `spool`, `spool_bytes`,
     `name`, `labels`, `validation`, `validation_batches`, `pads`, `length`.
     See `policysearch.train.scripts.loader.from_loader` for the others and what it raises.

@@ -48,6 +48,32 @@ def bag_loss(module: Any, batch: Any) -> Any:
     return torch.nn.functional.cross_entropy(module(batch["ids"], batch["mask"]), batch["labels"])
 
 
+def dice(outputs: Any, labels: Any) -> Any:
+    """A loss of outputs and labels, as people write one."""
+    p, wanted = torch.sigmoid(outputs), torch.nn.functional.one_hot(labels, 3)
+    return 1.0 - 2.0 * (p * wanted).sum() / (p.sum() + wanted.sum())
+
+
+def dice_of_batch(module: Any, batch: Any) -> Any:
+    return dice(module(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [(dice, dice_of_batch), (torch.nn.functional.cross_entropy, torch.nn.CrossEntropyLoss())],
+)
+def test_a_function_may_be_a_loss_of_outputs_and_labels(tmp_path: Path, losses: Any) -> None:
+    """It trains as the function of net and batch, or the module, that says the same."""
+    runs = []
+    for number, loss in enumerate(losses):
+        (tmp_path / str(number)).mkdir()
+        script = read(tmp_path / str(number), loss=loss)
+        policy = preset("float32", script.model.layer_names)
+        runs.append(train(script.task, policy, 0, dataset=script.data, model=script.model))
+    assert runs[0].losses[0] > 0.1 and len(set(runs[0].losses)) > 3
+    np.testing.assert_array_equal(runs[0].losses, runs[1].losses)
+
+
 @pytest.mark.parametrize("said", [4, None])
 def test_lists_of_different_lengths_are_filled_up_and_train_as_in_torch(
     tmp_path: Path, said: int | None
@@ -183,12 +209,23 @@ def script():
 """
 
 
+OF_OUTPUTS = """
+    def loss(outputs, labels):
+        return criterion(outputs, labels)
+"""
+
+
+@pytest.mark.parametrize("takes", ["batch", "outputs"])
 def test_a_net_whose_loss_is_inside_a_function_is_made_again_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes: str
 ) -> None:
     """As `verify` does in its own process."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    text = SCRIPT
+    if takes == "outputs":
+        before, _, rest = SCRIPT.partition("\n    def loss(module, batch):")
+        text = before + OF_OUTPUTS + "\n    loader" + rest.partition("\n    loader")[2]
+    (tmp_path / "train.py").write_text(text, encoding="utf-8")
     model: Any = script_at("train.py:script", tmp_path).model
     there = pickle.loads(pickle.dumps(model.source))
     assert model.source.source is not None and there.source is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -44,11 +46,11 @@ def from_loader(
     """Return a training loop of torch's as a task whose batches are those of its `loader`.
 
     `module` is an nn.Module, whose values every seed starts from, or a function that makes one.
-    `loss` is a function of the module and a batch that returns the loss, an nn.Module of outputs
-    and labels, or the name of a loss of a task. Batches are tensors, or lists, tuples and dicts of
-    them, the examples along axis 0; they are drawn once, under `seed`, for so many `steps` or
-    `epochs`, and kept as `Kept` says. torch's `optimizer` and `scheduler` (stepped once a step) say
-    rate, groups, schedule and the state to start from. `precision` is what the loop runs at: "no",
+    `loss` is a function of the module and a batch that returns the loss, a function or nn.Module of
+    outputs and labels, or the name of a loss of a task. Batches are tensors, or lists, tuples and
+    dicts of them, the examples along axis 0; they are drawn once, under `seed`, for so many `steps`
+    or `epochs`, and kept as `Kept` says. torch's `optimizer` and `scheduler` (stepped once a
+    step) say rate, groups, schedule and the state to start from. `precision` is what the loop runs at: "no",
     "bf16" or "fp16", or a preset; `scaler` its GradScaler, or the arguments of one in a dict.
     `init_from` is a checkpoint, loaded into the three first. Other `options` are fields of `Kept`
     and keys of [task]. InputError for what is no part of one.
@@ -63,7 +65,7 @@ def from_loader(
     if steps is not None:  # refused before anything is drawn
         _schedule(optimizer, scheduler, steps)
     drawing = kept.drawing(loader, seed, steps=steps, epochs=epochs, accumulation_steps=count)
-    script = script_of(module, drawing, step_of(loss), kept, read, named)
+    script = script_of(module, drawing, _tried(module, step_of(loss), drawing), kept, read, named)
     whole = {**script.recipe, **_schedule(optimizer, scheduler, script.recipe["steps"]), **recipe}
     return script.taking(whole, baseline_of(precision), loss_scale_of(scaler))
 
@@ -135,13 +137,33 @@ def step_of(loss: str | Callable[..., Any]) -> Step | None:
     if isinstance(loss, torch.nn.Module):
         return Criterion(loss)
     if not callable(loss):
-        valid = "a function of module and batch, an nn.Module or a name"
+        valid = "a function of module and batch or of outputs and labels, an nn.Module or a name"
         raise InputError(f"loss: {type(loss).__name__}; expected {valid}")
     return loss
 
 
+def _tried(module: Any, step: Step | None, drawing: Drawing) -> Step | None:
+    """Return the step, or that of a loss of outputs and labels where that is what it is.
+
+    A function says by running what it takes; one that takes neither fails where it is traced.
+    """
+    if step is None or isinstance(step, Criterion):
+        return step
+    batch = drawing.first()
+    with torch.random.fork_rng(devices=[]):
+        net = copy.deepcopy(module) if isinstance(module, torch.nn.Module) else module()
+        try:
+            step(net, batch)
+        except Exception:  # of the user's own code
+            with contextlib.suppress(Exception):
+                found = Criterion(step)(net, batch)
+                if isinstance(found, torch.Tensor) and found.ndim == 0:
+                    return Criterion(step)
+    return step
+
+
 class Criterion:
-    """A step of a loss that is a module: of the outputs and the last of the batch."""
+    """A step of a loss of the outputs and the last of the batch, a module or a function."""
 
     def __init__(self, loss: Any) -> None:
         self._loss = loss
@@ -149,7 +171,9 @@ class Criterion:
     def __call__(self, module: Any, batch: Any) -> Any:
         if not isinstance(batch, list | tuple) or len(batch) < 2:
             given = type(batch).__name__
-            raise InputError(f"batch: {given} with loss a module; expected (inputs..., labels)")
+            raise InputError(
+                f"batch: {given} with a loss of outputs and labels; expected (inputs..., labels)"
+            )
         return self._loss(module(*batch[:-1]), batch[-1])
 
 
