@@ -49,9 +49,9 @@ def from_loader(
     `loss` is a function of the module and a batch that returns the loss, a function or nn.Module of
     outputs and labels, or the name of a loss of a task. Batches are tensors, or lists, tuples and
     dicts of them, the examples along axis 0; they are drawn once, under `seed`, for so many `steps`
-    or `epochs`, and kept as `Kept` says. torch's `optimizer` and `scheduler` (stepped once a
-    step) say rate, groups, schedule and the state to start from. `precision` is what the loop runs at: "no",
-    "bf16" or "fp16", or a preset; `scaler` its GradScaler, or the arguments of one in a dict.
+    or `epochs`, and kept as `Kept` says. torch's `optimizer` and `scheduler` (stepped once a step)
+    say rate, groups, schedule and the state to start from. `precision` is what the loop runs at:
+    "no", "bf16" or "fp16", or a preset; `scaler` its GradScaler, or its arguments in a dict.
     `init_from` is a checkpoint, loaded into the three first. Other `options` are fields of `Kept`
     and keys of [task]. InputError for what is no part of one.
     """
