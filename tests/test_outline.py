@@ -119,13 +119,31 @@ def test_what_a_script_makes_is_found_with_the_arguments_that_it_wants(folder: P
     assert PLAIN.splitlines()[found.trains - 1].strip() == "loss.backward()"
     assert found.words == (
         "a function script() of the lines of run() before line 33 that ends in `return "
-        "policysearch.from_loader(net, loader, loss=..., optimizer=optimizer, steps=...)`, and "
-        "`loss` a function of the net and a batch that returns `nn.functional.cross_entropy("
-        "net(x), y)` (nets: Block(width), Classifier(), build(args); loaders: loaders(batch))"
+        "policysearch.from_loader(net, loader, loss=nn.functional.cross_entropy, "
+        "optimizer=optimizer, steps=...)` (nets: Block(width), Classifier(), build(args); "
+        "loaders: loaders(batch))"
     )
     assert outline(SCRIPT).scripts == ("script",)
     taken = SCRIPT.replace("def script():", "def read(steps):")
     assert outline(taken + "\ndef short():\n    return read(6)\n").scripts == ("short",)
+
+
+@pytest.mark.parametrize(
+    "trained, named",
+    [
+        ("nn.functional.cross_entropy(net(x), y)", "loss=nn.functional.cross_entropy,"),
+        ("nn.functional.cross_entropy(net(x).flatten(1), y)", "loss=...,"),
+        ("nn.functional.cross_entropy(net(x), y, label_smoothing=0.1)", "loss=...,"),
+        ("nn.functional.cross_entropy(net(x), y + 1)", "loss=...,"),
+        ("nn.functional.cross_entropy(net(y), x)", "loss=...,"),
+    ],
+)
+def test_a_function_is_the_loss_where_it_takes_outputs_and_labels_as_they_are(
+    folder: Path, trained: str, named: str
+) -> None:
+    assert "nn.functional.cross_entropy(net(x), y)" in PLAIN
+    text = PLAIN.replace("nn.functional.cross_entropy(net(x), y)", trained)
+    assert named in outline(text).words
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,11 @@ def _refused(name: str, model: Model, target: Target) -> str:
     if any(running.layer(layer).compute == formats.compute for layer in layers):
         return ""
     why = [line for line in target.losses(asked, model) if f" in {formats.compute} (" in line]
-    return f"runs in it: {why[0]} ({len(why)} such)" if why else "of its target runs in it"
+    return (
+        f"runs in it: {why[0]} ({len(why)} such)"
+        if why
+        else "is of a type that the target runs in it"
+    )
 
 
 def differences(policy: Policy, model: Model, target: str) -> tuple[str, ...]:

@@ -158,9 +158,29 @@ def _loss(tree: ast.Module, net: str, trained: ast.expr | None) -> str:
         taken = len(call.args) == 2 and ast.unparse(call.args[0]) == net
         if taken and "loss" in last_name(call) and last_name(call) in own:
             return ast.unparse(call.func) if _is_call(trained, last_name(call)) else "..."
+    if direct := _of_outputs(tree, net, trained):
+        return direct
     modules = _assigned(tree, lambda call: last_name(call).endswith("Loss"))
     named = (name for name in modules if _is_call(trained, name.rpartition(".")[2]))
     return next(named, "...")
+
+
+def _of_outputs(tree: ast.Module, net: str, trained: ast.expr | None) -> str:
+    """Return what is trained on: a function of what `net` gives of a batch, and its last part."""
+    if not isinstance(trained, ast.Call) or len(trained.args) != 2 or trained.keywords:
+        return ""
+    outputs, labels = trained.args
+    if isinstance(outputs, ast.Name):
+        given = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+        values = [node.value for node in given if ast.unparse(node.targets[0]) == outputs.id]
+        same = {ast.unparse(value) for value in values}
+        outputs = values[0] if len(same) == 1 else outputs
+    if not isinstance(outputs, ast.Call) or ast.unparse(outputs.func) != net or outputs.keywords:
+        return ""
+    parts = [ast.unparse(part) for part in (*outputs.args, labels)]
+    loops = [node.target for node in ast.walk(tree) if isinstance(node, ast.For)]
+    batches = [[*map(ast.unparse, t.elts)] for t in loops if isinstance(t, ast.Tuple)]
+    return ast.unparse(trained.func) if parts in batches else ""
 
 
 def _is_call(trained: ast.expr | None, name: str) -> bool:
