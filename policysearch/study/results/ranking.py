@@ -46,12 +46,13 @@ def cannot_rank(
     """
     if learned is None or learned.fault:
         return learned.fault if learned else ""
-    wanted, drop = share * learned.drop, f"{learned.drop:.2g} {learned.unit} float32 learns"
+    unit = "" if learned.unit == "loss" else f" {learned.unit}"
+    wanted, drop = share * learned.drop, f"{learned.drop:.2g}{unit} float32 learns"
     if RESOLUTION * (noise_gap or 0.0) > wanted:
         moved = RESOLUTION * (noise_gap or 0.0) / learned.drop
         return _said(
-            f"float32's initial weights jittered by 1e-6 move its loss by {noise_gap:.1e} "
-            f"{learned.unit}, and ten times that is {moved:.1%} of the {drop} "
+            f"float32's initial weights jittered by 1e-6 move its loss by {noise_gap:.1e}"
+            f"{unit}, and ten times that is {moved:.1%} of the {drop} "
             f"(at most {share:.0%})",
             _calmer(task),
         )
