@@ -139,9 +139,12 @@ def _say_space(spec: StudySpec) -> None:
     from policysearch.space.rules import rules_for
     from policysearch.space.target import left_out
 
-    model = spec.task.build_model(spec.task.load_dataset())
-    found = overruled(rules_for(spec.rules, model)) if spec.rules else ()
-    for line in (*spec.notices, *found, *left_out(spec.space, model, spec.study.target)):
+    lines = list(spec.notices)
+    if spec.rules or spec.study.target:
+        model = spec.task.build_model(spec.task.load_dataset())
+        lines += overruled(rules_for(spec.rules, model)) if spec.rules else ()
+        lines += left_out(spec.space, model, spec.study.target)
+    for line in lines:
         say(line)
 
 

@@ -280,14 +280,17 @@ def _embedding_grad(inputs: Any, attrs: Any) -> TorchArray:
     return TorchArray(table)
 
 
+APPROXIMATE: Mapping[str, str] = {"erf": "none", "tanh": "tanh"}
+"""By form of GELU, torch's word for it."""
+
+
 def _gelu(inputs: Any, attrs: Any) -> TorchArray:
-    form = attrs["form"].replace("erf", "none")
-    return TorchArray(functional.gelu(inputs[0].tensor, approximate=form))
+    return TorchArray(functional.gelu(inputs[0].tensor, approximate=APPROXIMATE[attrs["form"]]))
 
 
 def _gelu_grad(inputs: Any, attrs: Any) -> TorchArray:
     grad, x = (each.tensor for each in inputs)
-    form = attrs["form"].replace("erf", "none")
+    form = APPROXIMATE[attrs["form"]]
     return TorchArray(torch.ops.aten.gelu_backward(grad, x, approximate=form))
 
 
@@ -301,8 +304,8 @@ def _softmax(inputs: Any, attrs: Any) -> TorchArray:
 
 def _softmax_grad(inputs: Any, attrs: Any) -> TorchArray:
     grad, y = (each.tensor for each in inputs)
-    found = torch.ops.aten._softmax_backward_data(grad, y, attrs.get("axis", -1), y.dtype)
-    return TorchArray(found)
+    axis = attrs.get("axis", -1)
+    return TorchArray(torch.ops.aten._softmax_backward_data(grad, y, axis, y.dtype))
 
 
 OWN: Mapping[str, Any] = {

@@ -100,9 +100,9 @@ def function_of(where: str, path: str, function: str) -> Callable[[], Any]:
 def functions_of(where: str, path: str) -> tuple[list[str], list[str]]:
     """Return the public functions and classes of the file at `path`: its own, and imported ones."""
     module = _loaded(where, path)
-    made = (inspect.isroutine, inspect.isclass, lambda value: isinstance(value, functools.partial))
+    kinds = (inspect.isroutine, inspect.isclass, lambda value: isinstance(value, functools.partial))
     members = [(name, value) for name, value in vars(module).items() if name[0] != "_"]
-    names = [name for name, value in members if any(fits(value) for fits in made)]
+    names = [name for name, value in members if any(fits(value) for fits in kinds)]
     own = [n for n in names if getattr(vars(module)[n], "__module__", "") == module.__name__]
     return own, [name for name in names if name not in own]
 

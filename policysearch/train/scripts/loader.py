@@ -65,7 +65,7 @@ def from_loader(
     if steps is not None:  # refused before anything is drawn
         _schedule(optimizer, scheduler, steps)
     drawing = kept.drawing(loader, seed, steps=steps, epochs=epochs, accumulation_steps=count)
-    script = script_of(module, drawing, _tried(module, step_of(loss), drawing), kept, read, named)
+    script = script_of(module, drawing, _step(module, step_of(loss), drawing), kept, read, named)
     whole = {**script.recipe, **_schedule(optimizer, scheduler, script.recipe["steps"]), **recipe}
     return script.taking(whole, baseline_of(precision), loss_scale_of(scaler))
 
@@ -142,7 +142,7 @@ def step_of(loss: str | Callable[..., Any]) -> Step | None:
     return loss
 
 
-def _tried(module: Any, step: Step | None, drawing: Drawing) -> Step | None:
+def _step(module: Any, step: Step | None, drawing: Drawing) -> Step | None:
     """Return the step, or that of a loss of outputs and labels where that is what it is.
 
     A function says by running what it takes; one that takes neither fails where it is traced.

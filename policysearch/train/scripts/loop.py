@@ -171,8 +171,8 @@ def _of_outputs(tree: ast.Module, net: str, trained: ast.expr | None) -> str:
         return ""
     outputs, labels = trained.args
     if isinstance(outputs, ast.Name):
-        given = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
-        values = [node.value for node in given if ast.unparse(node.targets[0]) == outputs.id]
+        lines = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+        values = [node.value for node in lines if ast.unparse(node.targets[0]) == outputs.id]
         same = {ast.unparse(value) for value in values}
         outputs = values[0] if len(same) == 1 else outputs
     if not isinstance(outputs, ast.Call) or ast.unparse(outputs.func) != net or outputs.keywords:
