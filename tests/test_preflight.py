@@ -66,7 +66,7 @@ def test_known_failures_are_told_before_they_happen(name: str, words: str) -> No
     pytest.importorskip("torch")
     from benchmarks.failures.zoo import failure
 
-    case = failure(name)
+    case = failure(name, torch=True)
     (line,) = preflight(case.objective, case.policy, 0)
     assert re.search(words, line) and "65504" in line
     wide = preset("bfloat16", case.objective.model.layer_names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from functools import cache
@@ -10,17 +9,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
-from benchmarks.failures.zoo import DEVICE, FOLDER, STACK, Failure, failure, module_of, names
-from policysearch.cli import main
+from benchmarks.failures.zoo import Failure, failure, names
 from policysearch.diagnose.diagnosis import BUDGET, Diagnoser, Diagnosis
 from policysearch.objective.score import score
 from policysearch.report.diagnosis_page import diagnosis_page
 from policysearch.report.lost import lost_lines
 from policysearch.study.journal.trials import Trial
-
-pytestmark = pytest.mark.torch
 
 PAGE = Path(__file__).parents[1] / "docs" / "failures.md"
 
@@ -64,27 +58,6 @@ def test_no_page_says_that_a_failed_run_lost_nothing(name: str) -> None:
         assert lines[0].startswith("first value not finite"), lines[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("attention_logits", "@ (self.k(h)"),
-        ("mask", "-1e9"),
-        ("t5_feed_forward", "self.wi1(x)"),
-        ("summed_loss", ".sum()"),
-        ("timestamps", "-"),
-        ("variance", "mean * mean"),
-        ("accumulator", "self.count(x)"),
-    ],
-)
-def test_the_users_line_is_named(name: str, text: str) -> None:
-    case, found = diagnosed(name)
-    file, _, number = found.cause.line.partition(":")
-    assert file == f"{name}.py"
-    lines = (FOLDER / file).read_text(encoding="utf-8").splitlines()
-    assert text in lines[int(number) - 1]
-    assert f"cause: {found.cause.line}: " in diagnosis_page(found, case.policy)
-
-
 def test_what_first_overflows_is_what_float32_has_first_beyond() -> None:
     """Of the forward pass: nothing before it in the graph is beyond its format."""
     for name in ("attention_logits", "exponential", "mask", "residual_growth", "summed_loss"):
@@ -108,51 +81,6 @@ def test_mask_ops_in_float32_repair_with_the_arithmetic_listed_alone() -> None:
         assert case.objective.measure(case.policy, seed).diverged
         off = case.objective.evaluate(policy, seed)
         assert not off.diverged and abs(off.loss_gap) < 1e-2
-
-
-def study_of(name: str, folder: Path) -> Path:
-    """Write the study of a case; the file of its net gives the net alone."""
-    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
-    made = "\n\ndef model():\n    torch.manual_seed(0)\n    return net()[0]\n"
-    (folder / "net.py").write_text(text + made, encoding="utf-8")
-    task = {
-        "model": "net.py:model",
-        "data": "net.py:data",
-        "tail_steps": 10,
-        **module_of(name).TASK,
-    }
-    lines = [f"{key} = {json.dumps(value)}" for key, value in task.items()]
-    head = ["[study]", 'name = "case"', "trials = 4", "seeds = [0]", "[task]"]
-    end = [
-        "[cost]",
-        f'device = "{DEVICE}"',
-        f'stack = "{STACK}"',
-        "[space]",
-        'formats = ["float16"]',
-    ]
-    study = folder / "study.toml"
-    study.write_text("\n".join([*head, *lines, *end]), encoding="utf-8")
-    return study
-
-
-@pytest.mark.parametrize(
-    "name", ["rms_norm", "exponential", "adam_epsilon", "bfloat16_storage", "static_scale"]
-)
-def test_an_exported_repair_passes_verify(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, found = diagnosed(name)
-    assert found.repair is not None
-    study, out = study_of(name, tmp_path), tmp_path / "exported"
-    (tmp_path / "repaired.json").write_text(found.repair.policy.to_json(), encoding="utf-8")
-    there = ["--study", str(study), "--trust"]
-    export = ["export", str(tmp_path / "repaired.json"), *there, "--out", str(out)]
-    assert main([*export, "--strict"]) == 0
-    (file,) = out.glob("*.py")
-    capsys.readouterr()
-    assert main(["verify", str(file), *there, "--steps", "20"]) == 0
-    said = capsys.readouterr().out
-    assert "skipped steps: 0 here, 0 there" in said and "losses" in said
 
 
 def test_every_case_is_on_the_page() -> None:

@@ -76,7 +76,7 @@ def is_range(case: Failure) -> bool:
 
 def recorded(case: Failure, path: Path) -> None:
     """Train a case in torch, in float32, and record it."""
-    module, task = module_of(case.name), case.objective.task
+    module, task = module_of(case.name, torch=True), case.objective.task
     torch.manual_seed(0)
     net, data = module.net()[0], [torch.from_numpy(np.asarray(x)) for x in module.data()]
     kind = torch.optim.Adam if task.optimizer.startswith("adam") else torch.optim.SGD

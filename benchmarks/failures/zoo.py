@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
+import ast
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from policysearch.data.datasets import Dataset
-from policysearch.importers.torch_export import from_torch
+from benchmarks.failures.kept import kept_net
+from policysearch.nn.model import Model
 from policysearch.objective.objective import Objective
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task
-from policysearch.train.user_code import own_dataset
+from policysearch.train.user_code import dataset_of
 
 FOLDER = Path(__file__).parents[2] / "studies" / "failures"
 DEVICE, STACK = "H100-SXM5", "torch.eager"
@@ -46,36 +46,47 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.py"))
 
 
-def module_of(name: str) -> ModuleType:
-    """Return the file of the case of this name, as it runs."""
+def module_of(name: str, torch: bool = False) -> ModuleType:
+    """Return the file of the case of this name, as it runs; what needs `torch` only with it."""
     path = FOLDER / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"failure_{name}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    if not torch:
+        tree.body = [statement for statement in tree.body if not _needs_torch(statement)]
+    module = ModuleType(f"failure_{name}")
+    exec(compile(tree, str(path), "exec", dont_inherit=True), vars(module))
     return module
 
 
-def failure(name: str) -> Failure:
-    """Return the case of this name."""
+def _needs_torch(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return "torch" in ast.unparse(statement)
+    named = (node.id for node in ast.walk(statement) if isinstance(node, ast.Name))
+    return not {"torch", "nn", "Net"}.isdisjoint(named)
+
+
+def failure(name: str, torch: bool = False) -> Failure:
+    """Return the case of this name: its net as it was kept, or as `torch` exports it now."""
     module = module_of(name)
-    objective = Objective(task_of(module, FOLDER / f"{name}.py"), DEVICE, STACK)
+    net = net_of(name) if torch else kept_net(name)
+    fields: dict[str, Any] = {"tail_steps": 10, **module.TASK}
+    data = dataset_of(f"{FOLDER / name}.py:data", module.data())
+    objective = Objective(Task(model=net, data=data, **fields), DEVICE, STACK)
     policy = policy_of(module, objective)
     return Failure(name, objective, policy, module.KIND, module.OPS, module.LAYERS)
 
 
-def task_of(module: ModuleType, path: Path) -> Task:
-    """Return the task of a case."""
+def net_of(name: str) -> Model:
+    """Return the net of a case as torch exports it."""
     import torch
 
+    from policysearch.importers.torch_export import from_torch
+
+    module = module_of(name, torch=True)
     torch.manual_seed(0)
     net, examples = module.net()
     given_names = {"loss": "LOSS", "labels": "LABELS"}
     options = {k: getattr(module, name) for k, name in given_names.items() if hasattr(module, name)}
-    model = from_torch(net, examples, **options)
-    given: Dataset = own_dataset(f"{path}:data")
-    fields: dict[str, Any] = {"tail_steps": 10, **module.TASK}
-    return Task(model=model, data=given, **fields)
+    return from_torch(net, examples, **options)
 
 
 def policy_of(module: ModuleType, objective: Objective) -> Policy:

@@ -123,7 +123,7 @@ def kept_there(
     if differences(policy, model, target):
         return list(repairs), []
     failing, kept, undone = as_run(policy, model, target), list[Repair](), list[LeftOut]()
-    for repair in sorted(repairs, key=lambda repair: repair.rank):
+    for repair in _once(sorted(repairs, key=lambda repair: repair.rank)):
         running = as_run(repair.policy, model, target)
         unlike = running != repair.policy and differences(repair.policy, model, target)
         if unlike and running.digest == failing.digest:

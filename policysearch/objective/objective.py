@@ -95,6 +95,7 @@ class Objective(Pricing):
             fast=self.fast,
             until=until,
             checkpoint=checkpoint,
+            records=not jitter,  # only the loss of such a run is asked for
         )
         seconds = round(time.perf_counter() - started, 3)
         return replace(measurement_of(run, task, policy), wall_seconds=seconds)

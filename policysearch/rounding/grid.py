@@ -10,7 +10,8 @@ tapered format every number is scaled by the quantum of its own binade.
 from __future__ import annotations
 
 import struct
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -68,10 +69,11 @@ class Grid:
 
     def packed(self) -> bytes:
         """The fields as the extension reads them."""
-        *fields, taper = astuple(self)
-        return struct.pack("=14I", *fields, *taper)
+        *numbers, taper = (getattr(self, row.name) for row in fields(self))
+        return struct.pack("=14I", *numbers, *taper)
 
 
+@cache
 def grid_of(fmt: Format, rounding: Rounding) -> Grid:
     """Return the bit patterns of `fmt` with `rounding`; InputError where float32 cannot hold it."""
     one_of("rounding.mode", rounding.mode, MODES)

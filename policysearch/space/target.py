@@ -89,8 +89,9 @@ def differences(policy: Policy, model: Model, target: str) -> tuple[str, ...]:
     What is left to the user's module and training loop is not among it.
     """
     there = target_named(target)
-    left = there.losses(there.runs(policy, model), model)
-    return tuple(line for line in there.losses(policy, model) if line not in left)
+    lines = there.losses(policy, model)
+    left = there.losses(there.runs(policy, model), model) if lines else ()
+    return tuple(line for line in lines if line not in left)
 
 
 def kept_wide(policy: Policy, model: Model, target: str | None) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Any
 
 from policysearch.graph import Graph
 from policysearch.nn.model import NEXT, Model, emit_arrays, emit_data
@@ -125,7 +126,10 @@ def _updates(
 
 
 class Tracing:
-    """Traces the float32 step of a recipe, once, and puts policies on it."""
+    """Traces the float32 step of a recipe, once, and puts policies on it.
+
+    The last policy's step is kept: a price and several trainings ask for one policy in turn.
+    """
 
     def __init__(
         self,
@@ -139,6 +143,7 @@ class Tracing:
     ) -> None:
         self._model, self._average = model, optimizer.average
         self._recipe = loss, optimizer, batch_size, clipping, groups, micro_batches
+        self._last: tuple[Policy, Graph] | None = None
 
     @cached_property
     def float32(self) -> Graph:
@@ -147,11 +152,23 @@ class Tracing:
 
     def step_graph(self, policy: Policy) -> Graph:
         """Return one training step under `policy`; InputError where it does not fit the model."""
-        policy.check_layers(self._model.layer_names)
-        step = apply_policy(self.float32, policy)
-        return self._average.beside(step, self._model.updates_done + 1)
+        last = self._last
+        if last is None or last[0] != policy:
+            policy.check_layers(self._model.layer_names)
+            step = apply_policy(self.float32, policy)
+            self._last = last = policy, self._average.beside(step, self._model.updates_done + 1)
+        return last[1]
 
     def step_graphs(self, policy: Policy) -> tuple[Graph, ...]:
         """Return what the last micro-batch of a step does, and what those before it, if any, do."""
         last = self.step_graph(policy)
         return (last, micro_step(last)) if micro_batches_of(last) > 1 else (last,)
+
+
+@lru_cache(maxsize=2)
+def tracing_of(model: Model, *recipe: Any) -> Tracing:
+    """Return the Tracing of a model and a recipe, one for all that train and price them.
+
+    The last two are kept: the net that is trained, and the one that is priced.
+    """
+    return Tracing(model, *recipe)

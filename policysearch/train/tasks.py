@@ -32,7 +32,7 @@ from policysearch.train.labels import (
     of_one_example,
 )
 from policysearch.train.schedule import CONSTANT, Schedule
-from policysearch.train.step import SMALLEST_BATCH, Tracing, trace_forward, trace_step
+from policysearch.train.step import SMALLEST_BATCH, Tracing, trace_forward, trace_step, tracing_of
 from policysearch.train.user_code import (
     Metric,
     check_metric,
@@ -320,7 +320,7 @@ class Task:
         """Return what traces the training step of `model`, on `batch_size` examples."""
         optimizer, parts = self.build_optimizer(), self.accumulation_steps
         of_step = batch_size, self.clipping, self.groups, parts
-        return Tracing(model, self.loss, optimizer, *of_step)
+        return tracing_of(model, self.loss, optimizer, *of_step)
 
     def _model(self, dataset: Dataset) -> Model:
         if isinstance(self.model, Model) or is_user_code(self.model):

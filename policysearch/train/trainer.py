@@ -91,7 +91,8 @@ class Trainer:
         graphs = self._graphs = self._step_graphs(phase)
         wanted = ("loss", *statistics)
         sources = self._shared
-        for observed, last in product((True, False), (True, False)[: len(graphs)]):
+        looks = (True, False) if self.records else (False,)
+        for observed, last in product(looks, (True, False)[: len(graphs)]):
             graph = graphs[0].wanting("finite", *wanted) if last else graphs[1].wanting(*wanted)
             # the one that needs more of the arena comes first
             self._compiled[observed, last] = step = compile_graph(

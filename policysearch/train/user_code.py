@@ -270,7 +270,11 @@ def own_dataset(name: str) -> Dataset:
     many as the largest label says. InputError where they are none, or the function gives
     something else.
     """
-    given = result_of("data", name)
+    return dataset_of(name, result_of("data", name))
+
+
+def dataset_of(name: str, given: Any) -> Dataset:
+    """Return what the function `name` gave as the data it is; see `own_dataset`."""
     if isinstance(given, Dataset):
         return given
     torch = sys.modules.get("torch")
