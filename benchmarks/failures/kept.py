@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,13 +34,16 @@ class KeptNet(KeptModel):
 
 def kept_net(name: str) -> KeptNet:
     """Return the net of the case of this name, without torch."""
-    parts: dict[str, dict[str, FloatArray]] = {"initial": {}, "constants": {}, "graph": {}}
     with np.load(FOLDER / f"{name}.npz") as file:
-        for key in file.files:
-            part, _, array = key.partition(":")
-            parts[part][array] = file[key]
-    model = model_from_kept(json.loads(parts.pop("graph")[""].tobytes()))
-    return KeptNet(**{row.name: getattr(model, row.name) for row in fields(KeptModel)}, **parts)
+        arrays = {key: file[key] for key in file.files}
+    model = model_from_kept(json.loads(arrays.pop("graph:").tobytes()))
+    values: dict[str, Any] = {row.name: getattr(model, row.name) for row in fields(KeptModel)}
+    return KeptNet(**values, initial=_of("initial", arrays), constants=_of("constants", arrays))
+
+
+def _of(part: str, arrays: Mapping[str, Any]) -> dict[str, FloatArray]:
+    named = ((key.split(":", 1), array) for key, array in arrays.items())
+    return {name: array for (whose, name), array in named if whose == part}
 
 
 def main() -> None:
@@ -49,12 +53,12 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for name in names():
         net = net_of(name)
-        graph = json.dumps(kept_model(net, name)).encode()
-        arrays = {"graph:": np.frombuffer(graph, np.uint8)}
-        arrays |= {
-            f"initial:{key}": value for key, value in net.init(np.random.default_rng(0)).items()
+        parts = {"initial": net.init(np.random.default_rng(0)), "constants": net.constants}
+        arrays: dict[str, Any] = {
+            f"{part}:{k}": v for part in parts for k, v in parts[part].items()
         }
-        arrays |= {f"constants:{key}": value for key, value in net.constants.items()}
+        graph = json.dumps(kept_model(net, name)).encode()
+        arrays["graph:"] = np.frombuffer(graph, np.uint8)
         np.savez_compressed(FOLDER / f"{name}.npz", **arrays)
 
 
