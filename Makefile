@@ -111,7 +111,7 @@ mutants: .venv/mutants.stamp
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 		|| { echo "make: $(PYTHON) cannot make environments; install its venv module (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(PIP) setuptools
+	$(PIP) setuptools numpy  # en_dtypes is built where it has no wheel (Python 3.13), and needs numpy
 	@touch $@
 
 .venv/package.stamp: .venv/made.stamp $(SOURCES)

@@ -153,6 +153,7 @@ def test_float32_is_traced_once_however_many_policies_are_priced(
         return trace_step(*arguments)
 
     monkeypatch.setattr(step, "trace_step", counted)
+    step.tracing_of.cache_clear()
     own = Objective(TASK, "H100-SXM5", "torch.compile", 4096)
     layers = own.model.layer_names
     policies = [preset(name, layers) for name in ("float16", "bfloat16", "te.current")]
@@ -161,6 +162,8 @@ def test_float32_is_traced_once_however_many_policies_are_priced(
     clipping = Objective(replace(TASK, clip_norm=1.0), "H100-SXM5", "torch.compile", 4096)
     clipped = [clipping.price(policy) for policy in policies]
     assert traced == [Clipping(), Clipping(1.0)]
+    _ = clipping.task.tracing(clipping.model, 4096).float32
+    assert len(traced) == 2
     assert all(c.step_seconds > p.step_seconds for c, p in zip(clipped, costs, strict=True))
 
 
