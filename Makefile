@@ -96,7 +96,7 @@ bench: .venv/peers.stamp
 
 # Damaged and hostile files, killed processes, full disks; `make -j2 faults` takes an hour, or one
 # part alone by `make faults-files`.
-FAULTS := records flips cuts studies files text code disk load kills runs
+FAULTS := records flips cuts studies files text code disk load kills runs clusters
 faults: $(FAULTS:%=faults-%)
 $(FAULTS:%=faults-%): faults-%: .venv/test.stamp
 	$(BIN)/python -m benchmarks.faults --part $*

@@ -6,7 +6,10 @@ import itertools
 import logging
 import os
 import random
+import shlex
+import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -16,10 +19,13 @@ from typing import Any
 import pytest
 
 from policysearch import api
+from policysearch.cli import main
+from policysearch.commands.run import TLS
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Failure
 from policysearch.study.journal.records import PREFIX, Records
 from policysearch.study.journal.storage import read_journal
+from policysearch.study.opening import load_results
 from policysearch.study.specification import StudySpec, load_spec
 from policysearch.study.study import run_study
 from policysearch.study.workers import cluster as module
@@ -305,3 +311,50 @@ def test_no_worker_is_said_once_and_one_that_comes_late_trains(
 def test_what_is_no_client_is_refused(spec: StudySpec, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"executor: int; expected a dask\.distributed Client"):
         api.run_study(spec, tmp_path / "x.journal", executor=3)
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A certificate that signs itself, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    files = {"key": folder / "key.pem", "cert": folder / "cert.pem"}
+    made = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+    where = ["-keyout", str(files["key"]), "-out", str(files["cert"])]
+    subprocess.run([*shlex.split(made), *where], check=True, capture_output=True)
+    return {**files, "ca-file": files["cert"]}
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
+def test_a_scheduler_that_speaks_tls_is_joined_with_its_files_alone(
+    pem: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from distributed import LocalCluster, Security
+
+    own = [
+        f"tls_{role}_{part}"
+        for role in ("client", "scheduler", "worker")
+        for part in ("key", "cert")
+    ]
+    files = {name: str(pem[name.rpartition("_")[2]]) for name in own}
+    secured = Security(require_encryption=True, tls_ca_file=str(pem["cert"]), **files)
+    study, storage = write_study(tmp_path), tmp_path / "tls.journal"
+    options = {"host": "tls://127.0.0.1", "dashboard_address": "127.0.0.1:0", "n_workers": 1}
+    with LocalCluster(**options, processes=False, security=secured, silence_logs=40) as there:
+        run = ["run", str(study), "--out", str(tmp_path), "--storage", str(storage)]
+        run += ["--cluster", there.scheduler_address]
+        tls = [word for part in TLS for word in (f"--tls-{part}", str(pem[part]))]
+        assert there.scheduler_address.startswith("tls://")
+        assert main(run) == 2
+        assert "without --tls-ca-file; expected tls://" in capsys.readouterr().err
+        assert main([*run, *tls[:2]]) == 2
+        assert (
+            "--tls: expected --tls-ca-file, --tls-cert, --tls-key, all" in capsys.readouterr().err
+        )
+        assert main([*run, *tls[:-1], "nowhere.pem"]) == 2
+        assert "--tls-key: nowhere.pem; expected a PEM file" in capsys.readouterr().err
+        assert main([*run, *tls[:-1], str(study)]) == 2  # no key
+        assert len(capsys.readouterr().err.splitlines()) == 1
+        assert not storage.exists()
+        assert main([*run, *tls]) == 0
+    results = load_results(load_spec(study), storage)
+    assert len(results.trials) == 6 and not results.failed

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.faults.clusters import clusters
 from benchmarks.faults.code import own_code
 from benchmarks.faults.common import SOUND
 from benchmarks.faults.disk import disks
@@ -42,6 +43,7 @@ PARTS: dict[str, tuple[Part, int]] = {
     "load": (loads, 2000),
     "runs": (runs_killed, 200),
     "kills": (kills, 100),
+    "clusters": (clusters, 27),
 }
 """What each part runs, and how many cases where no number is given."""
 

@@ -7,7 +7,8 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import policysearch
 from policysearch.commands.registry import Command
@@ -33,6 +34,9 @@ INTERRUPTED = 130
 LONG_SECONDS = 3600.0
 """A study that takes as long is asked for on a terminal."""
 
+TLS = ("ca-file", "cert", "key")
+"""What `--tls-` options name, in the words of dask's own commands."""
+
 
 def _run_arguments(run: argparse.ArgumentParser) -> None:
     from policysearch.rounding.rounder import EXECUTORS
@@ -46,6 +50,10 @@ def _run_arguments(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--cluster", metavar="ADDRESS|local:N", help="train on the workers of a dask scheduler"
     )
+    for part in TLS:
+        run.add_argument(
+            f"--tls-{part}", type=Path, metavar="PEM", help="of a scheduler at tls://, as dask's"
+        )
     run.add_argument(
         "--fast",
         choices=EXECUTORS,
@@ -80,7 +88,7 @@ def _run(options: argparse.Namespace) -> None:
     make_folder(options.out)
     _say_space(spec)
     _say_estimate(options, spec)
-    on = f" --cluster {options.cluster}" if options.cluster else ""
+    on = "".join(f" --{name} {value}" for name, value in _cluster_options(options) if value)
     try:
         with _cluster_of(options) as cluster:
             results = _search(options, spec, cluster)
@@ -148,17 +156,28 @@ def _say_space(spec: StudySpec) -> None:
         say(line)
 
 
+def _cluster_options(options: argparse.Namespace) -> list[tuple[str, Any]]:
+    """Return the options of `run` that say which cluster, and what was given of each."""
+    names = ("cluster", *(f"tls-{part}" for part in TLS))
+    return [(name, getattr(options, name.replace("-", "_"))) for name in names]
+
+
 @contextlib.contextmanager
 def _cluster_of(options: argparse.Namespace) -> Iterator[Cluster | None]:
     """Yield the cluster that the command was told to train on, None where it was told none."""
-    from policysearch.study.workers.cluster import cluster_at
+    from policysearch.study.workers.cluster import Tls, cluster_at
 
+    _, *tls = _cluster_options(options)
+    files = [file for _, file in tls]
+    if any(files) and (not all(files) or options.cluster is None):
+        valid = ", ".join(f"--tls-{part}" for part in TLS)
+        raise InputError(f"--tls: expected {valid}, all with --cluster, or none")
     if options.cluster is None:
         yield None
         return
     if options.processes is not None:
         raise InputError("--processes: given with --cluster; expected one of them")
-    with cluster_at(options.cluster) as cluster:
+    with cluster_at(options.cluster, Tls(*files) if all(files) else None) as cluster:
         say(f"dashboard {cluster.client.dashboard_link}")
         yield cluster
 

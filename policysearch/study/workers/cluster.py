@@ -13,7 +13,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Self
 
@@ -310,8 +311,23 @@ CONNECT_SECONDS = 10.0
 LOOPBACK = "127.0.0.1"
 
 
+@dataclass(frozen=True)
+class Tls:
+    """Files of a cluster that speaks TLS: whom it trusts, and what the coordinator shows."""
+
+    ca_file: Path
+    cert: Path
+    key: Path
+
+    def __post_init__(self) -> None:
+        for row in fields(self):
+            if not getattr(self, row.name).is_file():
+                option = f"--tls-{row.name.replace('_', '-')}"
+                raise InputError(f"{option}: {getattr(self, row.name)}; expected a PEM file")
+
+
 @contextlib.contextmanager
-def cluster_at(address: str) -> Iterator[Cluster]:
+def cluster_at(address: str, tls: Tls | None = None) -> Iterator[Cluster]:
     """Yield the cluster whose scheduler has `address`; "local:N" starts one of N workers here.
 
     All addresses of the latter are of the loopback interface. Raises InputError where dask is not
@@ -327,12 +343,16 @@ def cluster_at(address: str) -> Iterator[Cluster]:
     kind, _, count = address.partition(":")
     if kind == "local" and not (count.isdecimal() and 1 <= int(count) <= 1024):
         raise InputError(f"--cluster: {address}; expected local:N with N from 1 to 1024")
+    if (kind == "tls") != (tls is not None):
+        given = f"--cluster: {address} {'with' if tls else 'without'} --tls-ca-file"
+        raise InputError(f"{given}; expected tls://HOST:8786 with files of TLS, or neither")
     with contextlib.ExitStack() as stack:
         try:
             target: Any = address
             if kind == "local":
                 target = stack.enter_context(_local(int(count)))
-            client = stack.enter_context(Client(target, timeout=CONNECT_SECONDS))
+            secured = {} if tls is None else {"security": _security(tls)}
+            client = stack.enter_context(Client(target, timeout=CONNECT_SECONDS, **secured))
         except (OSError, ValueError, RuntimeError) as error:
             said = " ".join(str(error).split())
             raise InputError(
@@ -340,6 +360,14 @@ def cluster_at(address: str) -> Iterator[Cluster]:
                 "tcp://HOST:8786, or local:N"
             ) from None
         yield Cluster(client)
+
+
+def _security(tls: Tls) -> Any:
+    from distributed import Security
+
+    files = {"tls_ca_file": tls.ca_file, "tls_client_cert": tls.cert, "tls_client_key": tls.key}
+    named = {name: str(path) for name, path in files.items()}
+    return Security(require_encryption=True, **named)
 
 
 def _local(workers: int) -> LocalCluster:
