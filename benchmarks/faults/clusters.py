@@ -98,10 +98,11 @@ class Machines:
             time.sleep(0.2)
 
     def add_worker(self, name: str, *options: str) -> None:
+        """Start a worker; with `options` of a nanny, which starts it again where it ends."""
         port = _free_port()
         there, back = self.wires[name] = Wire(self.port), Wire(port)
         own = ("--listen-address", f"tcp://{HOST}:{port}", "--no-dashboard", "--nthreads", "1")
-        seen = ("--contact-address", f"tcp://{HOST}:{back.port}", "--no-nanny", *options)
+        seen = ("--contact-address", f"tcp://{HOST}:{back.port}", *(options or ("--no-nanny",)))
         to = f"tcp://{HOST}:{there.port}"
         self._begin(name, "distributed.cli.dask_worker", to, *own, *seen)
 
@@ -133,6 +134,25 @@ def worker_killed(there: Machines) -> None:
 
 def worker_stopped_a_while(there: Machines) -> None:
     _paused(there.processes["first"])
+
+
+def worker_slowed(there: Machines) -> None:
+    """It computes for a tenth of the time, until it ends."""
+
+    def slow(process: subprocess.Popen[bytes]) -> None:
+        while process.poll() is None:
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(0.9)
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.1)
+
+    threading.Thread(target=slow, args=(there.processes["first"],), daemon=True).start()
+
+
+def worker_without_memory(there: Machines) -> None:
+    """Its nanny kills it whenever it has imported what it needs, and starts it again."""
+    there.processes["first"].kill()
+    there.add_worker("third", "--nanny", "--memory-limit", "120MB")
 
 
 def worker_cut_off(there: Machines) -> None:
@@ -178,6 +198,8 @@ def _paused(process: subprocess.Popen[bytes]) -> None:
 FAULTS: tuple[Fault, ...] = (
     worker_killed,
     worker_stopped_a_while,
+    worker_slowed,
+    worker_without_memory,
     worker_cut_off,
     worker_cut_off_a_while,
     every_worker_cut_off_and_new_ones,

@@ -2,7 +2,7 @@
 
 The compiled convolution adds the products of an output in the order of the contracted index, one
 fused multiply-add each, as BLAS kernels do within a block of that index. Whether the BLAS of this
-machine does so for a given product is found out when a step is compiled: `agrees` runs both on a
+machine does so for a given product is found out when a step is compiled: `agreeing` runs both on a
 few rows. Where they differ, BLAS stays.
 """
 
@@ -143,10 +143,9 @@ def samples(g: Geometry, direction: Direction) -> Iterator[tuple[list[FloatArray
     (The gradients are added to zero afterwards, which drops it.)
     """
     rng = np.random.default_rng(0)
-    tensors = {}
-    for name in OPERANDS[direction]:
-        n, c, h, w = shape_of(g, name)
-        tensors[name] = rng.standard_normal((h, c, w, n), dtype=np.float32)
+    *read, result = OPERANDS[direction]
+    tensors = {name: rng.standard_normal(_stored(g, name), dtype=np.float32) for name in read}
+    tensors[result] = np.zeros(_stored(g, result), np.float32)
     left, right, out = (tensors[name].transpose(3, 1, 0, 2) for name in OPERANDS[direction])
     yield [left, right], out
     if direction == "fprop":
@@ -156,28 +155,34 @@ def samples(g: Geometry, direction: Direction) -> Iterator[tuple[list[FloatArray
         yield [left, right], out
 
 
-def agrees(op: Op, compiled: Bind, direction: Direction, g: Geometry) -> bool:
-    """Return whether `compiled` gives the bits of `op` for the geometry, on the samples."""
+def _stored(g: Geometry, tensor: str) -> Shape:
+    n, c, h, w = shape_of(g, tensor)
+    return h, c, w, n
+
+
+def agreeing(op: Op, binds: Sequence[Bind], direction: Direction, g: Geometry) -> list[Bind]:
+    """Return those of `binds` that give the bits of `op` for the geometry, on the samples."""
+    found = list(binds)
+    work = np.empty(compiled_work(g, direction), np.float32)
     for inputs, out in samples(g, direction):
         attrs = {"stride": g.stride, "padding": g.padding, "shape": out.shape}
-        work = np.empty(compiled_work(g, direction), np.float32)
         with np.errstate(all="ignore"):
-            compiled(inputs, out, attrs, work)()
-            expected = np.array(op.forward(inputs, attrs), order="C")
-        if not np.array_equal(np.array(out, order="C").view(np.uint32), expected.view(np.uint32)):
-            return False
-    return True
+            expected = np.array(op.forward(inputs, attrs), order="C").view(np.uint32)
+        for bind in list(found):
+            bind(inputs, out, attrs, work)()
+            if not np.array_equal(np.array(out, order="C").view(np.uint32), expected):
+                found.remove(bind)
+    return found
 
 
 @cache
 def _fitting(op: Op, direction: Direction, g: Geometry) -> Kernel | None:
     """Return the kernel with the bits of `op`; two rows tell, as every row is the same product."""
     rows = replace(g, height=g.window_h + g.stride, width=g.padded_w, padding=0)
-    for positive_zero in (False, True):
-        bind = bind_compiled(direction, positive_zero=positive_zero)
-        if agrees(op, bind, direction, rows):
-            return Kernel(bind, lambda inputs, out, attrs: compiled_work(g, direction))
-    return None
+    zeros = (False, True) if direction == "fprop" else (False,)
+    binds = [bind_compiled(direction, positive_zero=zero) for zero in zeros]
+    found = agreeing(op, binds, direction, rows)
+    return Kernel(found[0], lambda *_: compiled_work(g, direction)) if found else None
 
 
 def compiled_kernel(
