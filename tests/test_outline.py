@@ -227,6 +227,15 @@ def test_a_loop_is_read_with_its_own_names(text: str, call: str, folder: Path) -
     assert sorted(loop.call.split("(", 1)[1][:-1].split(", ")) == sorted(call.split(", "))
 
 
+@pytest.mark.parametrize(
+    "head, steps",
+    [("global_step < cfg.total", "cfg.total"), ("True", "..."), ("loss > best", "...")],
+)
+def test_steps_are_counted_by_the_test_of_a_loop(head: str, steps: str, folder: Path) -> None:
+    loop = outline(LOOP.replace("for epoch in tqdm(range(cfg.epochs)):", f"while {head}:")).loop
+    assert loop is not None and loop.call.endswith(f", steps={steps})")
+
+
 def test_a_training_at_import_is_found_through_functions_and_nothing_else_is(folder: Path) -> None:
     assert UNGUARDED.splitlines()[outline(UNGUARDED).at_import - 1] == "main()"
     bare = "for x in data:\n    loss = net(x)\n    loss.backward()\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,37 @@ def test_a_function_may_be_a_loss_of_outputs_and_labels(tmp_path: Path, losses: 
     np.testing.assert_array_equal(runs[0].losses, runs[1].losses)
 
 
+def smoothed(net: Any, batch: Any) -> Any:
+    outputs = net(batch[0])
+    loss = torch.nn.functional.cross_entropy(outputs, batch[1], label_smoothing=0.1)
+    return loss, outputs
+
+
+def most_sure(outputs: Any, labels: Any) -> float:
+    """A metric of one's own: the largest output."""
+    return float(outputs.max())
+
+
+@pytest.mark.parametrize("loss", [torch.nn.CrossEntropyLoss(label_smoothing=0.1), smoothed])
+def test_a_script_has_accuracy_and_a_metric_of_its_outputs(tmp_path: Path, loss: Any) -> None:
+    """Those of torch, of a net that its rate leaves as it is."""
+    torch.manual_seed(3)
+    rows = torch.utils.data.TensorDataset(torch.randn(24, 4), torch.arange(24) % 3)
+    held = torch.utils.data.DataLoader(rows, 4)
+    still: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 1e-30}
+    script = read(tmp_path, held, loss=loss, validation=held, **still)
+    task = replace(script.task, metric=most_sure)
+    run = train(task, preset("float32", script.model.layer_names), 0, dataset=script.data)
+    x, y = rows.tensors
+    outputs = net()(x).detach()
+    right = float((outputs.argmax(1) == y).float().mean())
+    assert run.validation_accuracy == pytest.approx(right) and 0 < right < 1
+    assert run.metric == pytest.approx(float(outputs.max()), rel=1e-6)
+    assert run.validation_loss == pytest.approx(
+        float(torch.nn.functional.cross_entropy(outputs, y, label_smoothing=0.1)), rel=1e-6
+    )
+
+
 @pytest.mark.parametrize("said", [4, None])
 def test_lists_of_different_lengths_are_filled_up_and_train_as_in_torch(
     tmp_path: Path, said: int | None
@@ -81,8 +113,12 @@ def test_lists_of_different_lengths_are_filled_up_and_train_as_in_torch(
     """To the length that is said, and to the longest where none is."""
     given = torch.utils.data.DataLoader(Points(), 2, shuffle=True, collate_fn=lengths)
     options: dict[str, Any] = {"module": Bag(), "loss": bag_loss, "steps": 15}
-    with pytest.raises(ps.InputError, match="expected one shape: have the collate function pad"):
-        read(tmp_path, given, **options)
+    for known, asked in (({}, "..."), ({"ids": 0}, "0")):
+        with pytest.raises(
+            ps.InputError,
+            match=rf'expected one shape: .*, or say pads={{"ids": {asked}, "mask": \.\.\.}}, ',
+        ):
+            read(tmp_path, given, **options, pads=known)
     pads = {"ids": 0, "mask": 0}
     options |= {"pads": pads, "length": said, "optimizer": "sgd", "learning_rate": 0.1}
     script = read(tmp_path, given, **{**options, "module": Bag()})
@@ -230,5 +266,7 @@ def test_a_net_whose_loss_is_inside_a_function_is_made_again_elsewhere(
     there = pickle.loads(pickle.dumps(model.source))
     assert model.source.source is not None and there.source is None
     x, y = torch.randn(8, 3), torch.arange(8) % 2
-    here, again = model.source(), there()
-    assert torch.equal(here(x, y), again(x, y)) and here(x, y).dim() == 0
+    here, again = model.source()(x, y), there()(x, y)
+    assert isinstance(here, tuple) == (takes == "outputs")  # which come beside the loss
+    loss, same = (found[0] if isinstance(found, tuple) else found for found in (here, again))
+    assert torch.equal(loss, same) and loss.dim() == 0

@@ -171,9 +171,10 @@ class FirstStudy:
         objective = objective_of(spec)
         lines = left_out(spec.space, objective.model, spec.study.target)
         if "batch" in self.assumed and objective.float32_price.time.launch_bound:
+            other = "another" if self.script else "the batch as you train it"
             lines.append(
                 f"at batch {objective.cost_batch_size} launches, not arithmetic, set the modeled "
-                "time, and formats change little: give --batch N, the batch as you train it"
+                f"time, and formats change little: --batch N prices {other}"
             )
         return lines
 

@@ -354,6 +354,9 @@ def trained_in_torch(
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
             _check_installed(reason)
+            refused = f"{InputError.__module__}.{InputError.__name__}: "
+            if reason.startswith(refused):
+                raise InputError(f"verify in torch: {reason.removeprefix(refused)}")
             raise InputError(f"verify in torch: {reason}; expected it to train")
         result: dict[str, Any] = json.loads((folder / RESULT).read_text())
         if keeps:

@@ -257,10 +257,21 @@ class Spooling:
             if array.shape != shape:
                 raise self._fault(leaf.name, array)(
                     f"{leaf.name}: shape {list(array.shape)} after {list(shape)}; expected one "
-                    "shape: have the collate function pad to a fixed length, or say length and pads"
+                    f"shape: have the collate function pad to a fixed length{self._pads(arrays)}"
                 )
             if len(array) != shape[0] or len(array) != len(arrays[0]):
                 raise InputError(f"{leaf.name}: {len(array)} examples; expected {len(arrays[0])}")
+
+    def _pads(self, arrays: Sequence[Array]) -> str:
+        """Return the `pads` that fill up whatever differs, "" where more than axis 1 does."""
+        named = zip(self._layout.leaves, arrays, self._shapes, strict=True)
+        other = [(leaf.name, a.shape, shape) for leaf, a, shape in named if a.shape != shape]
+        if any(len(a) < 2 or (a[0], *a[2:]) != (b[0], *b[2:]) for _, a, b in other):
+            return ""
+        known = {name: str(pad) for name, pad in self._drawing.pads.items()}
+        asked = known | {name: known.get(name, "...") for name, _, _ in other}
+        said = ", ".join(f'"{name}": {pad}' for name, pad in asked.items())
+        return f", or say pads={{{said}}}, each with the value of a place that is filled up"
 
     def _fault(self, name: str, array: Array) -> type[InputError]:
         drawing = self._drawing

@@ -156,25 +156,34 @@ def _step(module: Any, step: Step | None, drawing: Drawing) -> Step | None:
             step(net, batch)
         except Exception:  # of the user's own code
             with contextlib.suppress(Exception):
-                found = Criterion(step)(net, batch)
+                found = step(*Criterion(step).compared(net, batch))
                 if isinstance(found, torch.Tensor) and found.ndim == 0:
                     return Criterion(step)
     return step
 
 
 class Criterion:
-    """A step of a loss of the outputs and the last of the batch, a module or a function."""
+    """A step of a loss of the outputs and the last of the batch, a module or a function.
+
+    It returns the outputs beside the loss, for accuracy and metric.
+    """
 
     def __init__(self, loss: Any) -> None:
         self._loss = loss
 
     def __call__(self, module: Any, batch: Any) -> Any:
+        outputs, labels = self.compared(module, batch)
+        loss = self._loss(outputs, labels)
+        return (loss, outputs) if isinstance(outputs, torch.Tensor) else loss
+
+    def compared(self, module: Any, batch: Any) -> tuple[Any, Any]:
+        """Return the outputs and labels of a batch; InputError where it is no tuple."""
         if not isinstance(batch, list | tuple) or len(batch) < 2:
             given = type(batch).__name__
             raise InputError(
                 f"batch: {given} with a loss of outputs and labels; expected (inputs..., labels)"
             )
-        return self._loss(module(*batch[:-1]), batch[-1])
+        return module(*batch[:-1]), batch[-1]
 
 
 def script_of(

@@ -57,8 +57,7 @@ def loop_of(tree: ast.Module, training: ast.Call) -> Loop:
     functions = [n.name for n in around if isinstance(n, ast.FunctionDef)]
     loops = [n for n in around if isinstance(n, ast.For | ast.While)]
     line = loops[0].lineno if loops else training.lineno
-    heads = [n for n in loops if isinstance(n, ast.For)]
-    call = f"policysearch.{_read(tree, training, heads)}"
+    call = f"policysearch.{_read(tree, training, loops)}"
     more = _more(tree, training, call) if "from_loader(" in call else ()
     return Loop(functions[0] if functions else "", line, call, tuple(more))
 
@@ -103,7 +102,7 @@ def _inside(value: ast.expr) -> ast.expr | None:
     return None
 
 
-def _read(tree: ast.Module, training: ast.Call, loops: Sequence[ast.For]) -> str:
+def _read(tree: ast.Module, training: ast.Call, loops: Sequence[ast.For | ast.While]) -> str:
     assert isinstance(training.func, ast.Attribute)
     trainer, given = ast.unparse(training.func.value), [ast.unparse(a) for a in training.args]
     named = {keyword.arg: ast.unparse(keyword.value) for keyword in training.keywords}
@@ -113,7 +112,9 @@ def _read(tree: ast.Module, training: ast.Call, loops: Sequence[ast.For]) -> str
         loaders = [named[key] for key in ("datamodule", "train_dataloaders") if key in named]
         given = [*given, *([named["model"]] if "model" in named else []), *loaders]
         return f"from_lightning({', '.join([*given[:2], trainer])})"
-    parts = [*_net_and_loader(tree, training, loops), *_recipe(tree, training), *_length(loops)]
+    heads = [loop for loop in loops if isinstance(loop, ast.For)]
+    length = _length(heads, [loop.test for loop in loops if isinstance(loop, ast.While)])
+    parts = [*_net_and_loader(tree, training, heads), *_recipe(tree, training), length]
     return f"from_loader({', '.join(parts)})"
 
 
@@ -223,11 +224,18 @@ def _numbers(tree: ast.Module, training: ast.Call) -> Iterator[str]:
     yield from (f"{name}={value}" for name, value in found.items())
 
 
-def _length(loops: Sequence[ast.For]) -> Iterator[str]:
-    """Yield epochs where a loop over batches stands in one over a range, steps where it is one."""
+def _length(loops: Sequence[ast.For], tests: Sequence[ast.expr]) -> str:
+    """Return epochs where a loop over batches stands in one over a range, steps where it is one.
+
+    Or steps where the loop goes on while their number is below another.
+    """
     counted = [count for loop in loops if (count := _range(loop))]
-    inner = any(not _range(loop) for loop in loops)
-    yield f"{'epochs' if inner and counted else 'steps'}={counted[0] if counted else '...'}"
+    if counted:
+        inner = any(not _range(loop) for loop in loops)
+        return f"{'epochs' if inner else 'steps'}={counted[0]}"
+    below = (t for t in tests if isinstance(t, ast.Compare) and isinstance(t.ops[0], ast.Lt))
+    ends = (t.comparators[0] for t in below if "step" in ast.unparse(t.left))
+    return f"steps={next(map(ast.unparse, ends), '...')}"
 
 
 def _range(loop: ast.For) -> str:
