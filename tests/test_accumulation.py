@@ -45,25 +45,19 @@ def test_sums_over_micro_batches_train_as_those_of_torch(name: str, count: int) 
         scale = LossScale("dynamic", 2.0**19, growth_interval=5)
         policy = replace(policy, loss_scale=scale)
     ours = train(task, policy, 0, dataset=dataset)
+    net = TorchNet(model, policy, initial_parameters(model, 0))
     torch.set_num_threads(1)
-    runs, order = [], batch_order(task, dataset, 0)
-    for jitter in (0.0, 1e-6):
-        net = TorchNet(model, policy, initial_parameters(model, 0, jitter))
-        run = train_in_torch(net, task, dataset, order)
-        runs.append((run, {key: value.detach().numpy() for key, value in net.params.items()}))
-    (theirs, own), (jittered, moved) = runs
+    theirs = train_in_torch(net, task, dataset, batch_order(task, dataset, 0))
     np.testing.assert_array_equal(ours.skipped, theirs.skipped)
     np.testing.assert_array_equal(ours.scales, theirs.scales)
     assert 0 < ours.skipped.sum() < 15 if half else not ours.skipped.any()
-    # A float16 that rounds the other way, one in thousands, moves all steps after it, in torch too:
-    # by twice as much as torch moves itself.
-    reach = 2 * np.abs(jittered.losses / theirs.losses - 1).max() if half else 0.0
+    # A float16 that rounds the other way, one in thousands, moves all steps after it: runs of one
+    # micro-batch a step are 5e-6 apart in ten steps, and 1.4e-3 in 30.
     np.testing.assert_allclose(ours.losses[:10], theirs.losses[:10], rtol=1e-5 if half else 1e-6)
-    np.testing.assert_allclose(ours.losses, theirs.losses, rtol=max(1e-6, reach))
-    reach = 2 * max(np.abs(own[key] - moved[key]).max() for key in own) if half else 0.0
+    np.testing.assert_allclose(ours.losses, theirs.losses, rtol=1e-3 if half else 1e-6)
     for key, value in ours.params.items():
-        np.testing.assert_allclose(value, own[key], rtol=1e-4, atol=max(2e-6, reach))
-    assert reach < 1e-2  # or it would say nothing
+        own = net.params[key].detach().numpy()
+        np.testing.assert_allclose(value, own, rtol=1e-4, atol=1e-3 if half else 2e-6)
     # the net has learned, from other steps than of one micro-batch each
     assert ours.losses[-1] < 0.9 * ours.losses[0]
     alone = train(replace(task, accumulation_steps=1), policy, 0, dataset=dataset)
