@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from policysearch.cost.parallel.collectives import (
 )
 from policysearch.cost.price import step_price
 from policysearch.data.datasets import load_dataset
-from policysearch.export import fsdp2
+from policysearch.export import deepspeed, fsdp2
 from policysearch.export.targets import target_named
 from policysearch.nn.models import mlp
 from policysearch.optimizers.optimizer import Optimizer
@@ -190,6 +191,19 @@ def test_targets_say_what_they_leave_out() -> None:
     assert any("layer fc2: gradients are summed as torch's .grad, in float32" in x for x in lines)
     (line,) = [x for x in fsdp2.losses(policy, NET) if x.startswith("layer fc2")]
     assert "gradient_sum" in line and "all_reduce" not in line
+
+
+def test_deepspeed_sums_all_gradients_in_one_dtype() -> None:
+    wide = replace(preset("torch.autocast.bfloat16", NET.layer_names), all_reduce="bfloat16")
+    held = [name for name in NET.layer_names if NET.parameters_of(name)]
+    policy = set_to(wide, dict.fromkeys(held, ("bfloat16", None)))
+    text = deepspeed.export(policy, NET)
+    assert json.loads(text)["data_types"] == {"grad_accum_dtype": "bf16"}
+    found = deepspeed.read(text, NET, "file.json").policy
+    assert {found.summed(name) for name in held} == {"bfloat16"}
+    assert not [x for x in deepspeed.losses(policy, NET) if "gradient_sum" in x]
+    mixed = set_to(wide, {"fc1": ("bfloat16", None)})
+    assert any("gradient_sum" in line for line in deepspeed.losses(mixed, NET))
 
 
 @pytest.mark.torch
