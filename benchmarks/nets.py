@@ -71,8 +71,15 @@ EVERYWHERE = "float8_e4m3fn"
 """Stands for one format for everything: operands, results, gradients of both kinds."""
 
 
+BARE = "te.nvfp4.bare"
+"""Stands for te.nvfp4 without square blocks of weights and without Hadamard transforms."""
+
+
 def policy_of(model: Chain, name: str, accumulator: str = "float32") -> Policy:
     """Return a preset, its products summed by `accumulator`; uniform ones are not scaled."""
+    if name == BARE:
+        whole = policy_of(model, "te.nvfp4", accumulator)
+        return replace(whole, scaling=replace(whole.scaling, weights="rows", hadamard=False))
     made = preset("float8" if name == EVERYWHERE else name, model.layer_names)
     layers = made.layers
     if name == EVERYWHERE:

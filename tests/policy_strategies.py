@@ -25,6 +25,8 @@ def layer_policies() -> st.SearchStrategy[LayerPolicy]:
         LayerPolicy,
         *[FORMAT_NAMES] * 5,
         accumulator=st.sampled_from([*ACCUMULATORS, "chunked:64:float16"]),
+        gradient_sum=st.none() | FORMAT_NAMES,
+        all_reduce=st.none() | FORMAT_NAMES,
     )
 
 

@@ -78,8 +78,10 @@ def other(path: Path) -> Any:
     if old is None and isinstance(owner, Products):
         product = Product(Operand("bfloat16"), Operand("float8_e5m2"))
         return product
+    if old is None and isinstance(owner, LayerPolicy):
+        return Scaling("rowwise") if name == "scaling" else "tfloat32"
     if old is None:
-        return Scaling("rowwise") if isinstance(owner, LayerPolicy) else 2.0
+        return 2.0
     if isinstance(old, tuple):
         return ((9, 2.0),)
     if isinstance(owner, LayerPolicy):

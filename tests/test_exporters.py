@@ -100,6 +100,8 @@ LAYER: dict[str, Pair] = {
     "backward": (SPLIT, _with_layer(SPLIT, backward="forward")),
     "scaling": (NARROW, _with_layer(NARROW, scaling=Scaling("rowwise"))),
     "products": (LOW, _with_layer(LOW, products=Products(wgrad=Product(WIDE, WIDE)))),
+    "gradient_sum": (LOW, _with_layer(LOW, gradient_sum="bfloat16")),
+    "all_reduce": (LOW, _with_layer(LOW, all_reduce="bfloat16")),
 }
 LOSS_SCALE: dict[str, Pair] = {
     "kind": (DYNAMIC, FIXED),

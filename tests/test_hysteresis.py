@@ -15,7 +15,7 @@ from policysearch.policy.loss_scale import RULES, LossScale
 from policysearch.policy.presets import preset
 from policysearch.train.loss_scale import initial_state, next_state
 
-SEQUENCES, STEPS, INTERVAL, INIT = 1000, 40, 4, 64.0
+STEPS, INTERVAL, INIT = 40, 4, 64.0
 SPARING = [name for name, row in RULES.items() if row.hysteresis > 1]
 Scales = Iterator[float]
 
@@ -68,11 +68,12 @@ def scales(rule: str, overflows: list[bool]) -> Scales:
         yield state.scale
 
 
+@pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rule", SPARING)
-def test_scales_are_those_of_the_framework(rule: str) -> None:
-    """Over 1,000 sequences, of few overflows and of many; all three rules differ on them."""
+def test_scales_are_those_of_the_framework(rule: str, count: int) -> None:
+    """Over sequences of few overflows and of many; all three rules differ on them."""
     rng, apart = np.random.default_rng(11), dict.fromkeys((*FRAMEWORKS, "torch.GradScaler"), 0)
-    for number in range(SEQUENCES):
+    for number in range(count):
         overflows = (rng.random(STEPS) < rng.choice([0.03, 0.15, 0.4])).tolist()
         wanted = list(FRAMEWORKS[rule](overflows))
         assert list(scales(rule, overflows)) == wanted

@@ -38,7 +38,7 @@ def test_every_policy_fulfils_it(policy: Policy) -> None:
 def text_fields(kind: type) -> Iterator[str]:
     for field in dataclasses.fields(kind):
         hint = typing.get_type_hints(kind, include_extras=True)[field.name]
-        if hint is str:
+        if hint in (str, str | None):
             yield field.name
         for part in (hint, *typing.get_args(hint)):
             if isinstance(part, type) and dataclasses.is_dataclass(part):

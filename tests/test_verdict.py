@@ -314,9 +314,9 @@ def test_tf32_is_taken_where_nothing_is_told_to_be_faster(
     assert str(fastest).startswith(f"take TF32, one switch (trial 3, {TF32}: 1.75x your baseline")
     line = 'torch.set_float32_matmul_precision("high")'
     assert fastest.trial == 3 and fastest.switch == line and fastest.passed_over is None
-    assert str(fastest).endswith(
-        f"float32 without it is modeled at 0.29 of its speed; switch it on by {line}"
-    )
+    assert str(fastest).endswith(f"is modeled at 0.29 of its speed; switch it on by {line}")
+    lean = with_switch(found, replace(priced(float32, 3.5), memory_ratio=0.5)).verdict
+    assert "needs 0.50 of the memory, at 0.86" in str(fastest) and " needs " not in str(lean)
     near_by = with_switch(found, priced(float32, 2.7)).verdict
     beyond = speedup_over(found.trials[2].cost, priced(float32, 2.7), TF32)
     assert beyond.low < 1.0 < beyond.value == pytest.approx(3.0 / 2.7)

@@ -182,7 +182,8 @@ def step_price(
     emulated = tuple(sorted(name for name in used if device.runs_as(name) != name))
     if policy is None or policy.parallel.devices == 1:
         return StepPrice(device, stack, time_on(graph, device, stack), step_memory(graph), emulated)
-    spread = Spread(policy.parallel, policy.all_reduce, policy.scaling.recipe, device)
+    recipe, apart = policy.scaling.recipe, policy.reductions
+    spread = Spread(policy.parallel, policy.all_reduce, recipe, device, apart)
     time, memory = spread_step(graph, spread, lambda part: time_of_last(part, device, stack))
     again = ZERO_AGAIN[: max(0, policy.parallel.zero - 1)]
     time = over_micro_batches(time, micro_batches(graph), device, again)

@@ -28,7 +28,8 @@ from policysearch.values import InputError, one_of
 SUFFIX = ".json"
 ABOUT = About(
     "JSON of deepspeed.initialize",
-    "one dtype of the whole module (norms too), its loss scale, the dtype of the reduction",
+    "one dtype of the whole module (norms too), its loss scale, the dtypes of the reduction and of "
+    "sums over micro-batches",
     "deepspeed 0.19.8 (its sources and config class, 2026-08)",
     "read back (policysearch inspect)",
 )
@@ -53,12 +54,25 @@ def runs(policy: Policy, model: Model) -> Policy:
     dtype = one_dtype(policy)
     return replace(
         plain(policy),
-        layers=tuple((name, uniform_layer(dtype)) for name, _ in policy.layers),
+        layers=_layers(dtype, _summed(policy, model), model),
         master_weights=True,
         optimizer_state="float32",
         all_reduce=policy.all_reduce if policy.all_reduce in DTYPES else "float32",
         loss_scale=_scale(policy.loss_scale) if dtype == "float16" else LossScale(),
     )
+
+
+def _summed(policy: Policy, model: Model) -> str | None:
+    """Return what gradients are summed in over micro-batches, where all parameters say one."""
+    held = (name for name in model.layer_names if model.parameters_of(name))
+    asked = {policy.layer(name).gradient_sum for name in held}
+    return asked.pop() if len(asked) == 1 and asked <= {*DTYPES} else None
+
+
+def _layers(dtype: str, summed: str | None, model: Model) -> tuple[tuple[str, LayerPolicy], ...]:
+    row = uniform_layer(dtype)
+    own = replace(row, gradient_sum=summed)
+    return tuple((name, own if model.parameters_of(name) else row) for name in model.layer_names)
 
 
 def _scale(asked: LossScale) -> LossScale:
@@ -112,7 +126,7 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
         "fp16": fp16,
         "bf16": {"enabled": dtype == "bfloat16"},
         "communication_data_type": SHORT[running.all_reduce],
-        "data_types": {"grad_accum_dtype": "fp32"},
+        "data_types": {"grad_accum_dtype": SHORT[_summed(running, model) or "float32"]},
         "_policysearch": said,
     }
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
@@ -136,7 +150,11 @@ def read(text: str, model: Model, where: str) -> Reading:
         said = f"{where}: {on[0]}: masters kept low without ZeRO"
         raise InputError(f"{said}; expected zero_optimization.stage 1, 2 or 3")
     reduced = {short: name for name, short in SHORT.items()}
-    given = tuple(Given(name, name, rule, uniform_layer(dtype)) for name in model.layer_names)
+    types = data.get("data_types", {})
+    said = (types.get("grad_accum_dtype") if isinstance(types, dict) else None) or "fp32"
+    summed = reduced[one_of(f"{where}: data_types: grad_accum_dtype", said, reduced)]
+    layers = _layers(dtype, summed if summed != "float32" else None, model)
+    given = tuple(Given(name, name, rule, row) for name, row in layers)
     policy = policy_of(
         given,
         model,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pprint
 from dataclasses import replace
 
-from policysearch.export.levels import Levels, fixed_scale
-from policysearch.export.reading import About
+from policysearch.export.levels import Levels, constants, fixed_scale
+from policysearch.export.reading import About, Reading
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, uniform_layer
@@ -18,7 +18,8 @@ $head
 #     shard(module, mesh)              # before the optimizer is made
 #     scaler = loss_scaler()           # None where the policy scales nothing
 #
-# A wrap is cast as a whole, norms too, and hands on what it computed in. The root casts nothing it
+# A wrap is cast as a whole, norms too, and hands on what it computed in. Its gradients are reduced,
+# and summed before where they are not reduced yet, in its reduce_dtype. The root casts nothing it
 # is given (it would round what a float32 first child reads) and returns float32.
 
 import torch
@@ -26,7 +27,7 @@ import torch
 # layer: (dtype it computes in, dtype of its parameters)
 LAYERS = $layers
 
-# submodule that is sharded by itself: its param_dtype
+# submodule that is sharded by itself: its param_dtype and its reduce_dtype
 WRAPS = $wraps
 
 LOSS_SCALE = $loss_scale
@@ -45,8 +46,8 @@ def shard(module, mesh=None):
     outside = [x for x in names if not any(x.startswith(f"{wrap}.") for wrap in WRAPS)]
     if missing or outside:
         raise ValueError(f"module: {missing or outside}; expected the wraps {list(WRAPS)}")
-    for name, dtype in WRAPS.items():
-        low = MixedPrecisionPolicy(getattr(torch, dtype), reduce_dtype=torch.float32)
+    for name, dtypes in WRAPS.items():
+        low = MixedPrecisionPolicy(*(getattr(torch, dtype) for dtype in dtypes))
         fully_shard(parts[name], mesh=mesh, mp_policy=low)
     whole = MixedPrecisionPolicy(reduce_dtype=torch.float32, output_dtype=torch.float32)
     return fully_shard(module, mesh=mesh, mp_policy=whole)
@@ -82,19 +83,43 @@ class _Wraps(Levels):
 
     def runs(self, policy: Policy, model: Model) -> Policy:
         running = super().runs(policy, model)
-        dtypes = {name: row.compute for name, row in running.layers}
+        usual = policy.all_reduce if policy.all_reduce in self.dtypes else "float32"
         wrapped: dict[str, str] = {}
+        reduced: dict[str, str] = {}
         for layers in wraps_of(model).values():
-            asked = [dtypes[layer] for layer in layers if model.parameters_of(layer)]
-            wrapped |= dict.fromkeys(layers, _widest(asked))
+            own = [layer for layer in layers if model.parameters_of(layer)]
+            wrapped |= dict.fromkeys(layers, _widest([running.layer(x).compute for x in own]))
+            asked = [policy.reductions.get(layer, policy.all_reduce) for layer in own]
+            there = _widest([x if x in self.dtypes else "float32" for x in asked])
+            said = there != usual or all(layer in policy.reductions for layer in own)
+            reduced |= dict.fromkeys(layers if said else (), there)
         made, last = {}, "float32"
         for name in model.layer_names:  # a function outside runs in what it is given
             made[name] = last = wrapped.get(name, last)
-        named = tuple((name, uniform_layer(made[name])) for name, _ in running.layers)
-        return replace(running, layers=named)
+        named = {name: uniform_layer(row) for name, row in made.items()}
+        named |= {n: replace(named[n], all_reduce=format) for n, format in reduced.items()}
+        return replace(running, layers=tuple(named.items()), all_reduce=usual)
+
+    def read(self, text: str, model: Model, where: str) -> Reading:
+        """Return what the file gives; files of before say no reduce_dtype, which was float32."""
+        found = super().read(text, model, where)
+        wraps = constants(text, where, ("WRAPS",))["WRAPS"]
+        rows = {wrap: row[1] for wrap, row in wraps.items() if not isinstance(row, str)}
+        usual = rows[next(iter(rows))] if len({*rows.values()}) == 1 else "float32"
+        reduced = {
+            layer: replace(found.policy.layer(layer), all_reduce=rows[wrap])
+            for wrap, layers in wraps_of(model).items()
+            for layer in layers
+            if rows.get(wrap, usual) != usual
+        }
+        policy = replace(found.policy.with_layers(reduced), all_reduce=usual)
+        return replace(found, policy=policy)
 
     def more(self, running: Policy, model: Model) -> dict[str, str]:
-        wraps = {w: running.layer(layers[0]).compute for w, layers in wraps_of(model).items()}
+        wraps = {}
+        for wrap, layers in wraps_of(model).items():
+            row = running.layer(layers[0])
+            wraps[wrap] = row.compute, row.all_reduce or running.all_reduce
         return {"wraps": pprint.pformat(wraps, sort_dicts=False, width=96)}
 
 
@@ -114,7 +139,8 @@ _TARGET = _Wraps("fsdp2", TEMPLATE, ("float32", "float16", "bfloat16"), _scale, 
 SUFFIX = ".py"
 ABOUT = About(
     "a module to import: shard(module, mesh), loss_scaler()",
-    "per wrap, a block or a layer outside: float32, float16, bfloat16; loss scale",
+    "per wrap, a block or a layer outside: float32, float16, bfloat16; the same for what gradients "
+    "are reduced in; loss scale",
     "torch 2.13 (run on a CPU with gloo, 2026-11)",
     "torch on a CPU in the tests",
 )

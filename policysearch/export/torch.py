@@ -152,7 +152,12 @@ def _readers(graph: Graph) -> dict[str, list[Node]]:
 
 
 def _storage_losses(policy: Policy, layer: str, readers: Sequence[Node]) -> Iterator[str]:
-    formats = policy.layer(layer)
+    formats, stored = policy.layer(layer), policy.stored(layer)
+    if formats.gradient_sum not in (None, stored):
+        given = formats.gradient_sum
+        yield f"layer {layer}: gradients are summed as torch's .grad, in {stored}, not {given}"
+    if formats.all_reduce not in (None, "float32"):
+        yield f"layer {layer}: gradients are reduced as float32, not {formats.all_reduce}"
     if not policy.master_weights:
         if formats.param not in DTYPES:
             yield f"layer {layer}: parameters are stored in float32, not {formats.param}"

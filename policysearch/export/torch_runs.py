@@ -251,7 +251,7 @@ def runs_in(formats: LayerPolicy, tf32: bool) -> str:
 def _layer(name: str, policy: Policy, model: Model, tf32: bool) -> LayerPolicy:
     formats = policy.layer(name)
     if is_float8(formats) and offers(formats, "Linear") and not why_not(policy, name, model):
-        return formats
+        return replace(formats, gradient_sum=None, all_reduce=None)
     # under autograd a gradient has the dtype of the value it belongs to: there is no other choice
     compute = runs_in(formats, tf32)
     stored = formats.param if formats.param in DTYPES and not policy.master_weights else "float32"

@@ -16,27 +16,25 @@ SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 """Transformer Engine `custom_recipes/reference_nvfp4.py`, `get_wgrad_sign_vector`."""
 
 
-def _matrix() -> FloatArray:
-    """Return signs * Sylvester's matrix / 4, [16, 16]: orthogonal, every entry +-1/4."""
-    rows = np.ones((1, 1), np.float32)
-    while len(rows) < RUN:
-        rows = np.block([[rows, rows], [rows, -rows]])
-    return (np.array(SIGNS, np.float32)[:, None] * rows / np.float32(4.0)).astype(np.float32)
-
-
-MATRIX = _matrix()
+FACTORS = np.array(SIGNS, np.float32) / np.float32(4.0)
 
 
 def _hadamard(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    """A butterfly: every sum is of two numbers, so that no order of a product decides a bit."""
     (x,), axis = inputs, attrs["axis"]
     out = empty(x.shape, x)
     whole = x.shape[axis] // RUN * RUN
     kept = (slice(None),) * axis
     out[(*kept, slice(whole, None))] = x[(*kept, slice(whole, None))]
     if whole:
-        runs = in_blocks(x, axis, RUN)[0]
-        made = np.moveaxis(np.tensordot(runs, MATRIX, axes=(axis + 1, 0)), -1, axis + 1)
-        out[(*kept, slice(whole))] = made.reshape(*x.shape[:axis], whole, *x.shape[axis + 1 :])
+        runs, made = (np.moveaxis(in_blocks(y, axis, RUN)[0], axis + 1, 0) for y in (x, out))
+        values = [runs[i] * FACTORS[i] for i in range(RUN)]
+        for apart in (1, 2, 4, 8):
+            for i in (i for i in range(RUN) if not i & apart):
+                low, high = values[i], values[i + apart]
+                values[i], values[i + apart] = low + high, low - high
+        for i, value in enumerate(values):
+            made[i] = value
     return out
 
 

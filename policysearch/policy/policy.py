@@ -55,7 +55,8 @@ LATER = MappingProxyType(
 
 
 LATER_OF_LAYERS = MappingProxyType(
-    {"backward": "tensor", "scaling": None, "products": to_plain(Products())}
+    {"backward": "tensor", "products": to_plain(Products())}
+    | dict.fromkeys(("scaling", "gradient_sum", "all_reduce"))
 )
 LATER_OF_SCALING = MappingProxyType(
     {"weights": "rows", "hadamard": False, "tensor": "whole", "top": 0.0, "four_over_six": False}
@@ -65,7 +66,8 @@ LATER_OF_SCALING = MappingProxyType(
 
 _NAMED = (
     *((name, format_named) for name in ("compute", "output", "grad", "wgrad", "param")),
-    ("accumulator", accumulator_named),
+    *(("accumulator", accumulator_named), ("gradient_sum", format_named)),
+    ("all_reduce", format_named),
 )
 """The fields of a layer that name rows, and what finds these."""
 
@@ -81,7 +83,9 @@ class LayerPolicy:
     float32 for the update. `param`: storage of the parameters the forward pass reads; with
     master weights the optimizer keeps float32. The result of dgrad has the `grad` format, or
     `output`'s where `grad` is for operands only: below 16 bits, or tfloat32. `scaling` is another
-    recipe than the policy's; `products` says single products in full.
+    recipe than the policy's; `products` says single products in full. Gradients of the parameters
+    are summed over micro-batches in `gradient_sum`, where that is None as the parameter is stored,
+    and reduced over devices in `all_reduce`, where that is None as the policy says.
     """
 
     compute: str = "float32"
@@ -93,11 +97,14 @@ class LayerPolicy:
     backward: Source = "tensor"
     scaling: Scaling | None = None
     products: Products = Products()
+    gradient_sum: str | None = None
+    all_reduce: str | None = None
 
     def __post_init__(self) -> None:
         for name, known in _NAMED:
             try:
-                known(getattr(self, name))
+                if (given := getattr(self, name)) is not None:
+                    known(given)
             except InputError as error:
                 raise InputError(f"{name}: {error}") from None
 
@@ -321,6 +328,15 @@ class Policy(Shown):
     def stored(self, name: str) -> str:
         """Return the format that the optimizer keeps the parameters of layer `name` in."""
         return "float32" if self.master_weights else self.layer(name).param
+
+    def summed(self, name: str) -> str:
+        """Return what gradients of layer `name` are summed in over micro-batches."""
+        return self.layer(name).gradient_sum or self.stored(name)
+
+    @cached_property
+    def reductions(self) -> Mapping[str, str]:
+        """The layers whose gradients are reduced in a format of their own, and that."""
+        return {name: row.all_reduce for name, row in self.layers if row.all_reduce}
 
     def state_of(self, name: str, state: str = "") -> str:
         """Return the format of the optimizer's state of the parameters of layer `name`.

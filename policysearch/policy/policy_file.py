@@ -62,7 +62,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 FORMAT_FIELDS = (
     *("format", "compute", "output", "grad", "wgrad", "param"),
-    *("optimizer_state", "second_moment", "all_reduce"),
+    *("optimizer_state", "second_moment", "all_reduce", "gradient_sum"),
 )
 """Text fields that hold the name of a number format."""
 
@@ -129,15 +129,13 @@ def _object_schema(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _field_schema(name: str, hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    if hint is str and name in FORMAT_FIELDS:
-        named = {"$ref": "#/$defs/Format"}
-        spare = NO_FORMATS.get(name)
-        return named if spare is None else {"anyOf": [named, {"const": spare}]}
-    if hint is str and name == "accumulator":
-        return {"$ref": "#/$defs/Accumulator"}
-    if name == "accumulator":
-        return {"anyOf": [{"$ref": "#/$defs/Accumulator"}, {"type": "null"}]}
-    return _type_schema(hint, definitions)
+    kinds = {"accumulator": "Accumulator"} | dict.fromkeys(FORMAT_FIELDS, "Format")
+    if name not in kinds or hint not in (str, str | None):
+        return _type_schema(hint, definitions)
+    named = {"$ref": f"#/$defs/{kinds[name]}"}
+    others: list[dict[str, Any]] = [] if hint is str else [{"type": "null"}]
+    others += [{"const": NO_FORMATS[name]}] if name in NO_FORMATS else []
+    return {"anyOf": [named, *others]} if others else named
 
 
 def _type_schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:

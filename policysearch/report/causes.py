@@ -92,7 +92,7 @@ class Changes:
         if parallel.devices == 1:
             return live_by_kind(self.graph)
         part = shard(self.graph, parallel.tensor)[0]
-        return spread_live(part, parallel, self.policy.all_reduce)
+        return spread_live(part, parallel, self.policy.all_reduce, self.policy.reductions)
 
     @property
     def without_launches(self) -> float:

@@ -175,7 +175,8 @@ def memory_at(objective: Objective, policy: Policy, batch_size: int) -> StepMemo
     starts = (0, *objective.phase_starts(policy))
     graphs = (objective.graph_at(policy.at_step(start), batch_size) for start in starts)
     parts = (shard(graph, policy.parallel.tensor)[0] for graph in graphs)
-    memories = (spread_memory(part, policy.parallel, policy.all_reduce) for part in parts)
+    reduced = policy.all_reduce, policy.reductions
+    memories = (spread_memory(part, policy.parallel, *reduced) for part in parts)
     return max(memories, key=lambda memory: memory.peak_bytes)
 
 

@@ -60,6 +60,7 @@ TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "nothing.",
             "Names are local to the stage of a pipeline: first and last blocks go by flags, and "
             "`--pipeline P` refuses a name that means two formats on P stages.",
+            "`--grad-reduce-in-bf16` sums over micro-batches in bfloat16 as well.",
             "Where products differ within a linear, `te_recipes.py` beside the YAML has their "
             "factories: put it on the path of the run.",
             "A file of your own is read with the flags of its run in its first line: "

@@ -90,14 +90,15 @@ class FormatRule:
     `formats` names the format of everything in the layer (below 16 bits, of operands alone), or a
     preset of narrow operands, which they take with its recipe ("te.nvfp4"). Of more than one, or
     where the rule is to `search`, which of them is a decision of the space; `search` adds "off".
-    `compute`, `output`, `grad`, `wgrad`, `param` and `accumulator` set one thing alone, as a policy
-    file has them. `scaling` is the recipe of their operands in the place of the policy's, and
-    `backward` "forward" multiplies high-precision gradients by the dequantised copies of the
-    forward pass; `products` says single products in full. `ops` are put on the list `run`: "low",
-    "fp32" or "promote"; such a rule matches no layers. `function` is "file.py:function", made by
-    `policysearch.rewrite.format_rules.layer_rule`: it says the formats of what its pattern matches,
-    and **the file is run**. A rule that matches nothing is an error, unless `optional`. `name` is
-    what messages and decisions call the rule, its number from 1 where there is none.
+    `compute`, `output`, `grad`, `wgrad`, `param`, `accumulator`, `gradient_sum` and `all_reduce`
+    set one thing alone, as a policy file has them. `scaling` is the recipe of their operands in the
+    place of the policy's, and `backward` "forward" multiplies high-precision gradients by the
+    dequantised copies of the forward pass; `products` says single products in full. `ops` are put
+    on the list `run`: "low", "fp32" or "promote"; such a rule matches no layers. `function` is
+    "file.py:function", made by `policysearch.rewrite.format_rules.layer_rule`: it says the formats
+    of what its pattern matches, and **the file is run**. A rule that matches nothing is an error,
+    unless `optional`. `name` is what messages and decisions call the rule, its number from 1 where
+    there is none.
     """
 
     name: str = ""
@@ -112,6 +113,8 @@ class FormatRule:
     backward: Literal["", "tensor", "forward"] = ""
     scaling: Scaling | None = None
     products: Products = Products()
+    gradient_sum: str | None = None
+    all_reduce: str | None = None
     ops: tuple[str, ...] = ()
     run: Literal["", "low", "fp32", "promote"] = ""
     function: str = ""

@@ -138,7 +138,7 @@ def _source(at: Casting, source: Node) -> int:
     elif read and source.op.name == "state":
         stored = at.policy.state_of(source.layer, source.name.rpartition(".")[2])
     elif source.op.name == "gradient_buffer":
-        stored = at.policy.stored(source.layer)
+        stored = at.policy.summed(source.layer)
     at.gradient_formats[source.id] = stored
     return at.b.copy(source, (), format=stored)
 
@@ -224,8 +224,8 @@ def _mixed(at: Casting, op: Node) -> int | None:
 
 
 def _accumulated(at: Casting, add: Node) -> int:
-    """As torch's `.grad`, which has the dtype of its parameter, whatever computes the gradient."""
-    stored = at.policy.stored(add.layer)
+    """As torch's `.grad`: in the dtype of its parameter, unless another is asked for."""
+    stored = at.policy.summed(add.layer)
     inputs = [at.cast(at.new[i], stored, add) for i in add.inputs]
     return at.emit(add, inputs, stored)
 
@@ -312,9 +312,10 @@ def _update(at: Casting, update: Node) -> int:
 
 def _reduced(at: Casting, i: int, update: Node, wanted: str = "float32") -> int:
     """Return old node `i` in format `wanted`; a gradient first passes the all-reduce format."""
-    new = at.new[i]
-    if at.graph.nodes[i].role in BACKWARD and at.policy.all_reduce != "float32":
-        new = at.cast(new, at.policy.all_reduce, update)
+    new, old = at.new[i], at.graph.nodes[i]
+    reduced = at.policy.reductions.get(update.layer or old.layer, at.policy.all_reduce)
+    if old.role in BACKWARD and reduced != "float32":
+        new = at.cast(new, reduced, update)
     return at.cast(new, wanted, update)
 
 

@@ -107,7 +107,8 @@ def has_short_range(policy: Policy) -> bool:
 
 
 def _is_short(layer: LayerPolicy, policy: Policy) -> bool:
-    results = (layer.output, layer.dgrad, layer.wgrad, layer.param)
+    results = [layer.output, layer.dgrad, layer.wgrad, layer.param]
+    results += filter(None, (layer.gradient_sum, layer.all_reduce))
     follows = set(policy.recipes) <= {*FOLLOWING}
     formats = (layer.compute, layer.grad)
     operands = (
@@ -120,7 +121,8 @@ def _is_short(layer: LayerPolicy, policy: Policy) -> bool:
 def _stores_wide(policy: Policy) -> bool:
     """Whether updates read gradients, and write parameters, in float32 alone."""
     stored = {each.param for each in layers_of(policy)}
-    return policy.all_reduce == "float32" and (policy.master_weights or stored == {"float32"})
+    reduced = {policy.all_reduce, *policy.reductions.values()}
+    return reduced == {"float32"} and (policy.master_weights or stored == {"float32"})
 
 
 def _is_long(name: str) -> bool:

@@ -125,40 +125,52 @@ So a narrower format has the same buckets, each over sooner.
 
 @dataclass(frozen=True)
 class Gradient:
-    """A gradient of so many elements, there `ready_seconds` after the step began."""
+    """A gradient of so many elements, there `ready_seconds` after the step began.
+
+    `format` is what it is reduced in, "" where that is the usual one.
+    """
 
     elements: int
     ready_seconds: float
+    format: str = ""
 
 
 @dataclass(frozen=True)
 class Message:
-    """Gradients that are reduced together: elements, tensors, and when all of them are there."""
+    """Gradients of one format that are reduced together, and when all of them are there."""
 
     elements: int
     tensors: int
     ready_seconds: float
+    format: str = ""
 
 
 def messages(gradients: Sequence[Gradient], parallel: Parallel) -> list[Message]:
     """Return what is reduced together, in the order in which it is ready.
 
     A bucket goes once it is full, as in torch's DistributedDataParallel (Li et al., 2020): in fewer
-    messages, of which the first leave while backward still runs.
+    messages, of which the first leave while backward still runs. None holds two formats.
     """
-    ordered = sorted(gradients, key=lambda g: g.ready_seconds)
-    if not ordered:
-        return []
+    by_format: dict[str, list[Gradient]] = {}
+    for g in sorted(gradients, key=lambda g: g.ready_seconds):
+        by_format.setdefault(g.format, []).append(g)
+    sent = (m for ordered in by_format.values() for m in _messages(ordered, parallel))
+    return sorted(sent, key=lambda message: message.ready_seconds)
+
+
+def _messages(ordered: Sequence[Gradient], parallel: Parallel) -> list[Message]:
+    """Return the messages of gradients of one format, of which there are some."""
+    format = ordered[0].format
     if parallel.gradients == "tensors":
-        return [Message(g.elements, 1, g.ready_seconds) for g in ordered]
+        return [Message(g.elements, 1, g.ready_seconds, format) for g in ordered]
     buckets = parallel.gradients == "buckets"
     full = parallel.bucket_mib * 2**20 / REFERENCE_BYTES if buckets else math.inf
-    sent = [Message(0, 0, 0.0)]
+    sent = [Message(0, 0, 0.0, format)]
     for g in ordered:
         if sent[-1].elements >= full:
-            sent.append(Message(0, 0, 0.0))
+            sent.append(Message(0, 0, 0.0, format))
         last = sent[-1]
-        sent[-1] = Message(last.elements + g.elements, last.tensors + 1, g.ready_seconds)
+        sent[-1] = Message(last.elements + g.elements, last.tensors + 1, g.ready_seconds, format)
     return sent
 
 
@@ -173,11 +185,12 @@ def reduction_seconds(
 
     One after the other on the link, each from when its gradients are there or, without overlap,
     from the end of the backward pass on. With ZeRO every group is left with its own part alone.
+    `format` is the usual one.
     """
     kind: Kind = "reduce_scatter" if parallel.zero else "all_reduce"
-    element_bytes = format_named(format).bits / 8
     free, total = 0.0, 0.0  # when the link is free again
     for message in sent:
+        element_bytes = format_named(message.format or format).bits / 8
         seconds = link.seconds(kind, message.elements * element_bytes)
         ready = message.ready_seconds if parallel.overlap else backward_ends
         free = max(free, ready) + seconds

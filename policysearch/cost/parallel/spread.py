@@ -8,7 +8,8 @@ state, each stage divides one more.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import get_args
 
 from policysearch.cost.devices import MINIMUM_KERNEL, Device
@@ -46,18 +47,23 @@ AMAX_BYTES = 4
 PREFETCHED = 2
 """Layers whose parameters are gathered at once under stage 3: the one that runs and the next."""
 
+NONE: Mapping[str, str] = MappingProxyType({})
+"""No layer whose gradients are reduced in a format of their own."""
+
 
 @dataclass(frozen=True)
 class Spread:
     """How a step is spread over devices of one kind.
 
-    `all_reduce` is the format gradients are reduced in, `recipe` scales 8-bit operands.
+    `all_reduce` is the format gradients are reduced in, but for those of the layers `apart`;
+    `recipe` scales 8-bit operands.
     """
 
     parallel: Parallel
     all_reduce: str
     recipe: str
     device: Device
+    apart: Mapping[str, str] = field(default_factory=lambda: NONE)
 
     @property
     def between(self) -> Interconnect:
@@ -81,13 +87,13 @@ def spread_step(
     alone = _divided_update(part, timed(part), spread.parallel, parameters, storage)
     waits = [
         *_within_groups(part, exchanges, spread),
-        *_between_groups(_gradients(part, alone, storage), alone, spread, parameters),
+        *_between_groups(_gradients(part, alone, storage, spread.apart), alone, spread, parameters),
         *_amaxes(part, spread),
     ]
     kernels = tuple(wait for wait in waits if wait.seconds > 0)
     seconds = alone.step_seconds + sum(wait.seconds for wait in kernels)
     time = replace(alone, step_seconds=seconds, kernels=(*alone.kernels, *kernels))
-    return time, spread_memory(part, spread.parallel, spread.all_reduce)
+    return time, spread_memory(part, spread.parallel, spread.all_reduce, spread.apart)
 
 
 def _wait(op: str, role: Role, format: str, seconds: float, bytes: float) -> KernelTime:
@@ -180,15 +186,19 @@ def _stretch(time: StepTime) -> float:
     return time.step_seconds / time.kernel_seconds
 
 
-def _gradients(graph: Graph, time: StepTime, storage: Sequence[int]) -> list[Gradient]:
+def _gradients(
+    graph: Graph, time: StepTime, storage: Sequence[int], apart: Mapping[str, str]
+) -> list[Gradient]:
     """Return the gradients with the seconds after which they are there."""
     stretch, done, clock = _stretch(time), dict[int, float](), 0.0
     for kernel in time.kernels:
         if kernel.role != "update":
             clock += kernel.seconds * stretch
             done.update(dict.fromkeys(kernel.node_ids, clock))
-    nodes = gradients_of(graph)
-    return [Gradient(size(n.shape), done.get(storage[n.id], clock)) for n in nodes]
+    nodes, own = gradients_of(graph), _reduced_apart(graph, apart)
+    return [
+        Gradient(size(n.shape), done.get(storage[n.id], clock), own.get(n.id, "")) for n in nodes
+    ]
 
 
 def _layers(
@@ -261,13 +271,25 @@ def gradients_of(graph: Graph) -> list[Node]:
     return [n for n in nodes if n.role in ("wgrad", "dgrad") and n.op.name != "amax"]
 
 
-def spread_memory(graph: Graph, parallel: Parallel, all_reduce: str) -> StepMemory:
+def _reduced_apart(graph: Graph, apart: Mapping[str, str]) -> dict[int, str]:
+    """Return the format of each gradient, by node id, whose parameter is of a layer `apart`."""
+    return {
+        i: apart[node.layer]
+        for node in graph.nodes
+        if node.role == "update" and node.layer in apart
+        for i in node.inputs
+    }
+
+
+def spread_memory(
+    graph: Graph, parallel: Parallel, all_reduce: str, apart: Mapping[str, str] = NONE
+) -> StepMemory:
     """Return the modeled memory of one device; `graph` is its part of the step.
 
     Under ZeRO the low copies of parameters are the parameters, and stay; what is reduced in
     another format than the gradient's takes a buffer of a bucket, or of all gradients combined.
     """
-    rows = tuple(_occupancies(graph, parallel, all_reduce))
+    rows = tuple(_occupancies(graph, parallel, all_reduce, apart))
     moments = live_along(graph, rows)
     along = [sum(moment.values()) for moment in moments]
     most = max(along)
@@ -282,13 +304,15 @@ def spread_memory(graph: Graph, parallel: Parallel, all_reduce: str) -> StepMemo
 
 
 def spread_live(
-    graph: Graph, parallel: Parallel, all_reduce: str
+    graph: Graph, parallel: Parallel, all_reduce: str, apart: Mapping[str, str] = NONE
 ) -> tuple[tuple[str, Mapping[Kind, int]], ...]:
     """Return what `memory.live_by_kind` does, of one device."""
-    return labelled(graph, live_along(graph, _occupancies(graph, parallel, all_reduce)))
+    return labelled(graph, live_along(graph, _occupancies(graph, parallel, all_reduce, apart)))
 
 
-def _occupancies(graph: Graph, parallel: Parallel, all_reduce: str) -> Iterator[Occupancy]:
+def _occupancies(
+    graph: Graph, parallel: Parallel, all_reduce: str, apart: Mapping[str, str]
+) -> Iterator[Occupancy]:
     """Yield everything that a device holds."""
     parameters = parameters_of(graph)
     masters = {i for i, parameter in parameters.items() if parameter.master}
@@ -307,7 +331,17 @@ def _occupancies(graph: Graph, parallel: Parallel, all_reduce: str) -> Iterator[
     gradients = gradients_of(graph)
     if gradients:
         last = max(node.id for node in graph.nodes if node.role != "update")
-        buffer = reduction_buffer_bytes(gradients, parallel, all_reduce)
+        own = _reduced_apart(graph, apart)
+        formats = [own.get(node.id, all_reduce) for node in gradients]
+        parts = (
+            reduction_buffer_bytes(
+                [n for n, format in zip(gradients, formats, strict=True) if format == name],
+                parallel,
+                name,
+            )
+            for name in dict.fromkeys(formats)
+        )
+        buffer = max(parts) if parallel.gradients == "tensors" else sum(parts)
         yield "gradient", gradients[0].id, max(last, gradients[0].id), buffer
     if parallel.zero == 3:
         layers = list(layer_bytes(parameters).values())

@@ -1,4 +1,4 @@
-/* Compiled twin of the passes over blocks of ops/amax.py and ops/block_scale.py.
+/* Compiled twin of the passes over blocks of ops/amax.py, block_scale.py and hadamard.py.
  *
  * An array is [outer, length, inner]; a block is `block` numbers along `length`, the last one maybe
  * shorter, and [outer, blocks, inner] has a number for each. Every float operation is rounded on its
@@ -63,8 +63,51 @@ VECTORISED static void scaled_all(const float *x, const float *scales, float *ou
         }
 }
 
-/* Run a pass on arrays, the last of them written to, and the four numbers of a cut. */
-static PyObject *call(Pass *pass, int arrays, PyObject *const *args, Py_ssize_t given) {
+/* Numbers apart by `step`: 16 of them times signs and Sylvester's matrix / 4, by a butterfly. */
+static const float factors[16] = {.25f,  .25f,  .25f,  -.25f, .25f,  -.25f, -.25f, -.25f,
+                                  -.25f, -.25f, -.25f, .25f,  -.25f, .25f,  -.25f, -.25f};
+
+INLINE void turn(const float *x, float *out, Py_ssize_t step) {
+    float v[16];
+    for (int i = 0; i < 16; i++)
+        v[i] = x[i * step] * factors[i];
+    for (int apart = 1; apart < 16; apart *= 2)
+        for (int i = 0; i < 16; i++)
+            if (!(i & apart)) {
+                float low = v[i], high = v[i + apart];
+                v[i] = low + high;
+                v[i + apart] = low - high;
+            }
+    for (int i = 0; i < 16; i++)
+        out[i * step] = v[i];
+}
+
+/* Every whole run of 16; a block is one. What is left at the end stays. */
+VECTORISED static void turned_all(const float *x, const float *unused, float *out, Cut cut) {
+    (void)unused;
+    for (Py_ssize_t o = 0; o < cut.outer; o++)
+        for (Py_ssize_t first = 0; first < cut.length; first += 16) {
+            Py_ssize_t left = cut.length - first, count = left < 16 ? left : 16;
+            if (count < 16)
+                memcpy(out, x, (size_t)(count * cut.inner) * sizeof *out);
+            else if (cut.inner == 1)
+                turn(x, out, 1);
+            else {
+                INDEPENDENT
+                for (Py_ssize_t i = 0; i < cut.inner; i++)
+                    turn(x + i, out + i, cut.inner);
+            }
+            x += count * cut.inner;
+            out += count * cut.inner;
+        }
+}
+
+/* Run a pass on arrays, the last of them written to, and the four numbers of a cut.
+ *
+ * Bit i of `wholes` says whether array i has a number for each of x, in place of one a block.
+ */
+static PyObject *call(Pass *pass, int arrays, int wholes, PyObject *const *args,
+                      Py_ssize_t given) {
     Py_buffer views[3];
     Py_ssize_t n[4], blocks, of_blocks;
     if (given != arrays + 4) {
@@ -81,8 +124,7 @@ static PyObject *call(Pass *pass, int arrays, PyObject *const *args, Py_ssize_t 
     blocks = fit ? (cut.length + cut.block - 1) / cut.block : 0;
     of_blocks = cut.outer * blocks * cut.inner * 4;
     for (int i = 0; i < arrays; i++) {
-        int whole = i == 0 || (arrays == 3 && i == 2);
-        Py_ssize_t wanted = whole ? cut.outer * cut.length * cut.inner * 4 : of_blocks;
+        Py_ssize_t wanted = wholes >> i & 1 ? cut.outer * cut.length * cut.inner * 4 : of_blocks;
         fit &= holds_float32(&views[i]) && views[i].len == wanted;
     }
     if (fit) {
@@ -97,18 +139,20 @@ static PyObject *call(Pass *pass, int arrays, PyObject *const *args, Py_ssize_t 
     Py_RETURN_NONE;
 }
 
-#define METHOD(name, arrays)                                                                       \
+#define METHOD(name, arrays, wholes)                                                               \
     static PyObject *name(PyObject *self, PyObject *const *args, Py_ssize_t count) {               \
         (void)self;                                                                                \
-        return call(name##_all, arrays, args, count);                                              \
+        return call(name##_all, arrays, wholes, args, count);                                      \
     }
-METHOD(largest, 2) /* x, out */
-METHOD(scaled, 3)  /* x, scales, out */
+METHOD(largest, 2, 1) /* x, out */
+METHOD(scaled, 3, 5)  /* x, scales, out */
+METHOD(turned, 2, 3)  /* x, out */
 
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 static PyMethodDef methods[] = {
     FAST(largest),
     FAST(scaled),
+    FAST(turned),
     {NULL, NULL, 0, NULL},
 };
 

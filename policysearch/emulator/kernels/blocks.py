@@ -1,4 +1,4 @@
-"""Passes over blocks in the C extension `_blocks`: their largest values, and scales applied.
+"""Passes over blocks in the C extension `_blocks`: largest values, scales, Hadamard transforms.
 
 What is per block is small and stays numpy's. A block lies along one axis of the stored array; of
 square ones the scales are spread along the second axis first.
@@ -24,6 +24,7 @@ from policysearch.ops.block_scale import (
     dequantised_factors,
     spread_scales,
 )
+from policysearch.ops.hadamard import RUN
 from policysearch.rounding.extension import extension
 
 _blocks = extension("emulator.kernels._blocks")
@@ -52,6 +53,18 @@ def _amax(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
     axes = attrs.get("axes")
     served = size(inputs[0]) and (axes is None or len(axes) == 1)
     return Kernel(_bind_amax) if _blocks and served else None
+
+
+def _bind_hadamard(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Run:
+    x = inputs[0]
+    around = _around(x.shape, attrs["axis"])
+    return partial(_blocks.turned, stored_flat(x), stored_flat(out), *around, RUN)
+
+
+def _hadamard(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
+    return Kernel(_bind_hadamard) if _blocks and size(out) else None
 
 
 def _times(x: FloatArray, cuts: Sequence[int], out: FloatArray) -> Callable[[FloatArray], None]:
@@ -106,6 +119,7 @@ C_KERNELS: Mapping[str, Offer] = MappingProxyType(
         "amax": _amax,
         "block_cast": _scaled(cast_factors),
         "dequantise": _scaled(dequantised_factors),
+        "hadamard": _hadamard,
         "matmul_blocks": _matmul_blocks,
     }
 )

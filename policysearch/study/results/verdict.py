@@ -206,7 +206,7 @@ def _found(results: Evidence) -> Verdict:
     told = [row for row in free if row[2].loss_told]
     best = _picked(told or free, faster)
     if switch and switch[2].loss_told and best and _as_fast(switch, best):
-        return _take_switch(results, switch, best[0], over, note)
+        return _take_switch(results, switch, best[0], over, note, others)
     if free and best:
         ahead = _picked(free, faster)
         return (
@@ -284,8 +284,10 @@ def _than_switch(trial: Trial, switch: Row) -> str:
     return f"{beyond.value:.2f}x its speed, modeled {beyond.low:.2f} to {beyond.high:.2f}"
 
 
-def _take_switch(results: Evidence, switch: Row, pick: Trial, over: str, note: str) -> Verdict:
-    """Return that TF32 is to be taken, and what it makes needless."""
+def _take_switch(
+    results: Evidence, switch: Row, pick: Trial, over: str, note: str, others: Sequence[Row]
+) -> Verdict:
+    """Return that TF32 is to be taken, what it makes needless, and what needs less memory."""
     trial, speed, lost_by = switch
     sure = f"{lost_by.said}; {_later(results, trial)}"
     saved = _saved(trial, _rival(results)[0])
@@ -293,6 +295,7 @@ def _take_switch(results: Evidence, switch: Row, pick: Trial, over: str, note: s
     text = f"take {SWITCH} ({named}: {_faster(speed, over)}{saved}; {sure})"
     if pick is not trial:
         text += f"; {_name(pick)}, is not surely faster: {_than_switch(pick, switch)}"
+    text += _smaller(others, trial.cost.memory_ratio, speed.value)
     if over != FLOAT32 and (tf32 := _tf32(results)):
         text += f"; float32 without it is modeled at {1.0 / tf32:.2f} of its speed"
     line = TF32_SWITCHES.get(results.spec.study.target or "", TF32_SWITCHES["torch"])
@@ -300,6 +303,17 @@ def _take_switch(results: Evidence, switch: Row, pick: Trial, over: str, note: s
         "take", f"{text}; switch it on by {line}{note}", results, trial, speed, lost_by
     )
     return replace(found, switch=line, passed_over=None if pick is trial else pick.number)
+
+
+def _smaller(others: Sequence[Row], memory: float, speed: float = 1.0) -> str:
+    """Say what needs less memory than such a policy at no loss that matters; "" for nothing."""
+    free = [row for row in others if not row[2].worse]
+    least = min(free, key=lambda row: row[0].cost.memory_ratio, default=None)
+    ratio = least[0].cost.memory_ratio / memory if least else 1.0
+    if least is None or ratio > 1.0 / (1.0 + MODEL_RESOLUTION["memory_ratio"]):
+        return ""
+    slower = least[1].value / speed
+    return f"; {_name(least[0])} needs {ratio:.2f} of the memory, at {slower:.2f} of the speed"
 
 
 def _take(results: Evidence, best: Row, ahead: Row | None, over: str, note: str) -> Verdict:
@@ -332,16 +346,7 @@ def _keep(
 ) -> Verdict:
     """Return that nothing is faster, and what needs less memory at no loss that matters."""
     text = f"keep {_called(over)}: nothing tried is faster at no more loss"
-    base = rival.cost.memory_ratio if rival else 1.0
-    small = [
-        (each.cost.memory_ratio / base, each, speed) for each, speed, d in others if not d.worse
-    ]
-    least = min(small, key=lambda row: row[0], default=None)
-    if least and least[0] <= 1.0 / (1.0 + MODEL_RESOLUTION["memory_ratio"]):
-        ratio, trial, speed = least
-        text += (
-            f"; {_name(trial)} needs {ratio:.2f} of the memory, at {speed.value:.2f} of the speed"
-        )
+    text += _smaller(others, rival.cost.memory_ratio if rival else 1.0)
     number = rival.number if rival else None
     return Verdict("keep", text + note, number, rival.label if rival else over, over)
 
