@@ -16,7 +16,12 @@ ROOT = Path(__file__).parents[1]
 TOP = tuple(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG"))
 PAGES = {str(p.relative_to(ROOT)): p for p in (*TOP, *sorted((ROOT / "docs").rglob("*.md")))}
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
-FOREIGN = {"--te-precision-config-file", "--exp-avg-sq-dtype", "--loss-scale"}
+FOREIGN = {
+    "--te-precision-config-file",
+    "--grad-reduce-in-bf16",
+    "--exp-avg-sq-dtype",
+    "--loss-scale",
+}
 """Options of trainers that policies are written for."""
 OPTION = re.compile(r"(?<!\S)--[a-z][\w-]*")
 

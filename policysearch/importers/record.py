@@ -22,6 +22,10 @@ NOT_KEPT = ("line",)
 """Fields that are no part of what a program means."""
 
 
+OS_BYTE = 9
+"""Of a gzip header: the system that wrote it. Python wrote Unix until 3.12, then "unknown"."""
+
+
 def record_of(model: TorchModel) -> bytes:
     """Return the model as gzipped JSON, the same bytes for equal models.
 
@@ -39,7 +43,8 @@ def record_of(model: TorchModel) -> bytes:
         "program": _plain(model.program),
     }
     text = json.dumps(told, separators=(",", ":"))
-    return gzip.compress(text.encode(), 9, mtime=0)
+    packed = gzip.compress(text.encode(), 9, mtime=0)
+    return packed[:OS_BYTE] + b"\x03" + packed[OS_BYTE + 1 :]
 
 
 def model_of(record: bytes) -> TorchModel:

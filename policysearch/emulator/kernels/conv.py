@@ -155,7 +155,7 @@ def samples(g: Geometry, direction: Direction) -> Iterator[tuple[list[FloatArray
         yield [left, right], out
 
 
-def _stored(g: Geometry, tensor: str) -> Shape:
+def _stored(g: Geometry, tensor: Tensor) -> Shape:
     n, c, h, w = shape_of(g, tensor)
     return h, c, w, n
 
