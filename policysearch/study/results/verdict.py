@@ -13,7 +13,8 @@ from policysearch.study.journal.trials import Confirmation, FailedTrial, Trial
 from policysearch.study.results.difference import Difference, difference
 from policysearch.study.results.learning import Learned
 from policysearch.study.results.noise import MOST_SEEDS
-from policysearch.study.sections import ObjectivesSection, StudySection
+from policysearch.study.results.reached import accepts, best_for, within
+from policysearch.study.sections import GoalSection, ObjectivesSection, StudySection
 from policysearch.train.losses import unit_of
 from policysearch.train.tasks import Task
 
@@ -34,7 +35,6 @@ FLOAT32 = "float32"
 SWITCH = "TF32, one switch"
 OPEN = "not decided yet: "
 
-
 Row = tuple[Trial, Speedup, Difference]
 """A policy, how fast it is over what is run, and how much worse it trains."""
 
@@ -48,6 +48,8 @@ class Question(Protocol):
     def task(self) -> Task: ...
     @property
     def objectives(self) -> ObjectivesSection: ...
+    @property
+    def goal(self) -> GoalSection | None: ...
 
 
 class Evidence(Protocol):
@@ -192,35 +194,56 @@ def _found(results: Evidence) -> Verdict:
     if not results.front or _all_lost(results):
         return _nothing(results)
     rival, over, note = _rival(results)
-    others = [
-        (each, _over(results, each, rival, over), _beside(results, each, rival))
-        for each in results.sound_front()
-        if each is not rival and FLOAT32 not in each.presets and not _doubt(results, each)
-    ]
+    goal, switch = results.spec.goal, _switched(results, rival, over)
+    sound = [trial for trial in results.sound_front() if not _doubt(results, trial)]
+    new = [t for t in sound if t is not rival and FLOAT32 not in t.presets]
+    others = [_row(results, trial, rival, over) for trial in new]
     # The front leaves out what is equal and, once any was, what was not trained longer.
-    switch = _switched(results, rival, over)
     if switch and all(row[0] is not switch[0] for row in others):
         others.append(switch)
+    if goal is not None and goal.want != "fastest":
+        return _wanted(results, goal, others, note)
+    others = [row for row in others if goal is None or within(goal, row)]
+    switch = switch if switch and any(row[0] is switch[0] for row in others) else None
+    return _fastest(results, others, switch)
+
+
+def _fastest(results: Evidence, others: Sequence[Row], switch: Row | None) -> Verdict:
+    """Return the fastest at no loss that matters, or that the goal allows, beside what is run."""
+    (rival, over, note), goal = _rival(results), results.spec.goal
     faster = [row for row in others if row[1].value >= 1.0 + MODEL_RESOLUTION["speedup"]]
-    free = [row for row in faster if not row[2].worse]
-    told = [row for row in free if row[2].loss_told]
-    best = _picked(told or free, faster)
-    if switch and switch[2].loss_told and best and _as_fast(switch, best):
-        return _take_switch(results, switch, best[0], over, note, others)
-    if free and best:
-        ahead = _picked(free, faster)
-        return (
-            _take(results, best, ahead, over, note)
-            if told
-            else _more_seeds(results, best, over, note)
-        )
-    if best:
-        trial, speed, lost_by = best
+    free = [row for row in faster if accepts(goal, row[2])]
+    told = [row for row in free if row[2].loss_told or row[2].worse]
+    pick = _picked(told or free, faster)
+    if switch and switch[2].loss_told and pick and _as_fast(switch, pick):
+        return _take_switch(results, switch, pick[0], over, note, others)
+    if free and pick:
+        if not told:
+            return _more_seeds(results, pick, over, note)
+        return _take(results, pick, _picked(free, faster), over, note)
+    if pick:
+        trial, speed, lost_by = pick
         text = f"faster only at a cost: {_name(trial)} is {_faster(speed, over)}, {lost_by.cost}"
         share = _share(results, lost_by)
         text = f"{text}{share}; {_later(results, trial)}; otherwise keep {_called(over)}"
         return _verdict("at a cost", text + note, results, trial, speed, lost_by)
     return _keep(results, rival, over, note, others)
+
+
+def _wanted(results: Evidence, goal: GoalSection, others: Sequence[Row], note: str) -> Verdict:
+    """Return what a goal wants that is not the fastest, of what was tried and what is run."""
+    rival, over, _ = _rival(results)
+    found = best_for(goal, others, None if rival is None else _row(results, rival, rival, over))
+    if found is None or found[0] is rival:
+        why = "meets the goal" if found is None else "is nearer to the goal"
+        text = f"keep {_called(over)}: nothing tried {why} ({goal.words})"
+        number = rival.number if rival else None
+        return Verdict("keep", text + note, number, rival.label if rival else over, over)
+    trial, speed, lost = found
+    sure = f"{lost.cost if lost.worse else lost.said}; {_later(results, trial)}"
+    text = f"take {_name(trial)}, for the goal ({goal.words}): in {trial.cost.memory_ratio:.2f} "
+    text += f"of {FLOAT32}'s memory, {_faster(speed, over)}; {sure}"
+    return _verdict("take", text + note, results, *found)
 
 
 def _tried(results: Evidence) -> list[Trial]:
@@ -320,7 +343,7 @@ def _take(results: Evidence, best: Row, ahead: Row | None, over: str, note: str)
     """Return that the best is to be taken, and what is `ahead` of it but cannot be judged."""
     trial, speed, lost_by = best
     saved = _saved(trial, _rival(results)[0])
-    sure = f"{lost_by.said}; {_later(results, trial)}"
+    sure = f"{lost_by.cost if lost_by.worse else lost_by.said}; {_later(results, trial)}"
     text = f"take {_name(trial)} ({_faster(speed, over)}{saved}; {sure})"
     if ahead and ahead is not best and TF32 not in ahead[0].presets:  # else it is said anyway
         text += f"; {_untold(*ahead, over)}"
@@ -392,6 +415,10 @@ def _over(results: Evidence, trial: Trial, rival: Trial | None, over: str) -> Sp
     return Speedup(over, cost.speedup, cost.speedup_low, cost.speedup_high)
 
 
+def _row(results: Evidence, trial: Trial, rival: Trial | None, over: str) -> Row:
+    return trial, _over(results, trial, rival, over), _beside(results, trial, rival)
+
+
 def _beside(results: Evidence, trial: Trial, rival: Trial | None) -> Difference:
     beside = results.learned.beside if results.learned else None
     if beside is None or beside.constant.accuracy is None or not beside.accuracies:
@@ -430,9 +457,8 @@ def _times_baseline(results: Evidence, trial: Trial) -> str:
 def _saved(trial: Trial, rival: Trial | None) -> str:
     """Say what a policy takes of the memory of what it is faster than, where that is less."""
     share = trial.cost.memory_ratio / (rival.cost.memory_ratio if rival else 1.0)
-    if share > 1.0 - MODEL_RESOLUTION["memory_ratio"]:
-        return ""
-    return f", in {share:.2f} of its memory"
+    least = MODEL_RESOLUTION["memory_ratio"]
+    return "" if share > 1.0 - least else f", in {share:.2f} of its memory"
 
 
 def _later(results: Evidence, trial: Trial) -> str:
@@ -446,9 +472,8 @@ def _later(results: Evidence, trial: Trial) -> str:
 
 def _tf32(results: Evidence) -> float | None:
     costs = dict(results.references)
-    if TF32 not in costs or FLOAT32 not in costs:
-        return None
-    return speedup_over(costs[TF32], costs[FLOAT32], FLOAT32).value
+    known = TF32 in costs and FLOAT32 in costs
+    return speedup_over(costs[TF32], costs[FLOAT32], FLOAT32).value if known else None
 
 
 def _tf32_words(results: Evidence, found: Verdict) -> str:
