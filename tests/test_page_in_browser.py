@@ -86,7 +86,7 @@ def accessible(window: Any) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (1200, "dark"), (390, "light")])
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "dark"), (390, "light")])
 def test_it_is_silent_and_accessible(browser: Any, file: str, scheme: str, width: int) -> None:
     window, heard = shown(browser, file, width, color_scheme=scheme)
     window.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true })")
