@@ -88,3 +88,17 @@ def test_what_is_run_is_kept_where_it_meets_the_goal_best(
     assert (verdict.kind, verdict.trial) == ("keep", 1)
     assert "nothing tried is nearer to the goal (smallest)" in verdict.text
     assert asked(found, want="fastest").verdict.trial == 2
+
+
+def test_what_the_seeds_cannot_judge_is_not_taken(spec: StudySpec, float32: PolicyCost) -> None:
+    apart = near(2e-3, spread=0.03)
+    found = results_of(spec, float32, [(1.5, 0.3, apart)])
+    verdict = asked(found, want="smallest").verdict
+    assert (verdict.kind, verdict.trial) == ("undecided", 2)
+    assert "too few to judge its loss" in verdict.text
+    assert "until then keep what you run" in verdict.text
+    judged = results_of(spec, float32, [(1.5, 0.3, apart), (1.8, 0.4, near(2e-3))])
+    assert asked(judged, want="smallest").verdict.trial == 3
+    limited = asked(found, want="smallest", gap=0.5).verdict
+    assert (limited.kind, limited.trial) == ("take", 2)
+    assert "too few to judge its loss" in limited.text

@@ -58,12 +58,17 @@ ROUNDED = 1e-9
 """By such a share a price may pass a limit: both come from the same sums."""
 
 
+def limits_loss(goal: Goal | None) -> bool:
+    """Whether a goal itself says how much loss it allows, whatever matters otherwise."""
+    if goal is None:
+        return False
+    measured = goal.gap is not None or goal.accuracy is not None or bool(goal.metric)
+    return measured or goal.want == "closest"
+
+
 def accepts(goal: Goal | None, lost: Lost) -> bool:
     """Whether a loss is one that the goal allows: by its own limit, or none that matters."""
-    limited = goal is not None and (
-        goal.gap is not None or goal.accuracy is not None or goal.metric or goal.want == "closest"
-    )
-    return bool(limited) or not lost.worse
+    return limits_loss(goal) or not lost.worse
 
 
 def within(goal: Goal, row: Row) -> bool:

@@ -13,7 +13,7 @@ from policysearch.study.journal.trials import Confirmation, FailedTrial, Trial
 from policysearch.study.results.difference import Difference, difference
 from policysearch.study.results.learning import Learned
 from policysearch.study.results.noise import MOST_SEEDS
-from policysearch.study.results.reached import accepts, best_for, within
+from policysearch.study.results.reached import accepts, best_for, limits_loss, within
 from policysearch.study.sections import GoalSection, ObjectivesSection, StudySection
 from policysearch.train.losses import unit_of
 from policysearch.train.tasks import Task
@@ -213,7 +213,7 @@ def _fastest(results: Evidence, others: Sequence[Row], switch: Row | None) -> Ve
     (rival, over, note), goal = _rival(results), results.spec.goal
     faster = [row for row in others if row[1].value >= 1.0 + MODEL_RESOLUTION["speedup"]]
     free = [row for row in faster if accepts(goal, row[2])]
-    told = [row for row in free if row[2].loss_told or row[2].worse]
+    told = [row for row in free if row[2].loss_told or limits_loss(goal)]
     pick = _picked(told or free, faster)
     if switch and switch[2].loss_told and pick and _as_fast(switch, pick):
         return _take_switch(results, switch, pick[0], over, note, others)
@@ -233,8 +233,12 @@ def _fastest(results: Evidence, others: Sequence[Row], switch: Row | None) -> Ve
 def _wanted(results: Evidence, goal: GoalSection, others: Sequence[Row], note: str) -> Verdict:
     """Return what a goal wants that is not the fastest, of what was tried and what is run."""
     rival, over, _ = _rival(results)
-    found = best_for(goal, others, None if rival is None else _row(results, rival, rival, over))
-    if found is None or found[0] is rival:
+    own = None if rival is None else _row(results, rival, rival, over)
+    told = [row for row in others if row[2].loss_told or limits_loss(goal)]
+    found, untold = best_for(goal, told, own), best_for(goal, others, own)
+    if (found is None or found is own) and untold is not None and untold is not own:
+        return _more_seeds(results, untold, over, note)
+    if found is None or found is own:
         why = "meets the goal" if found is None else "is nearer to the goal"
         text = f"keep {_called(over)}: nothing tried {why} ({goal.words})"
         number = rival.number if rival else None
@@ -378,19 +382,10 @@ def _verdict(
     kind: Kind, text: str, results: Evidence, trial: Trial, speed: Speedup, lost_by: Difference
 ) -> Verdict:
     confirmed = results.confirmation(trial)
-    return Verdict(
-        kind,
-        text,
-        trial.number,
-        trial.label,
-        speed.over,
-        speed.value,
-        speed.low,
-        speed.high,
-        lost_by.gap,
-        lost_by.accuracy,
-        confirmed.steps if confirmed and not results.fault(trial) else None,
-    )
+    steps = confirmed.steps if confirmed and not results.fault(trial) else None
+    speeds = speed.over, speed.value, speed.low, speed.high
+    lost = lost_by.gap, lost_by.accuracy
+    return Verdict(kind, text, trial.number, trial.label, *speeds, *lost, steps)
 
 
 def _rival(results: Evidence) -> tuple[Trial | None, str, str]:
