@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,13 +22,13 @@ from policysearch.search.acquisition import Yardstick
 from policysearch.search.goals import Goal, separating
 from policysearch.search.posterior import Belief
 from policysearch.study.aim import Aim, aim_of
-from policysearch.study.goal import goal_from_words, with_goal
+from policysearch.study.goal import goal_from_words, goal_table, with_goal
 from policysearch.study.optuna_view import TrialView
 from policysearch.study.results.results import Results
 from policysearch.study.sections import GoalSection
 from policysearch.study.specification import StudySpec, load_spec, spec_from_text
 from policysearch.study.study import run_study
-from policysearch.values import InputError
+from policysearch.values import InputError, from_plain
 from tests.studies import TINY, WITHOUT_TF32, replaced_training, write_study
 from tests.turns import case
 
@@ -108,6 +109,7 @@ def test_words_are_a_goal_and_back(words: str) -> None:
     goal = goal_from_words(words)
     assert goal == RIGHT[words]
     assert goal_from_words(goal.words) == goal
+    assert from_plain(GoalSection, tomllib.loads(goal_table(goal))["goal"], "goal") == goal
 
 
 @pytest.mark.parametrize("words", WRONG)
@@ -310,6 +312,8 @@ def test_the_command_line_takes_a_goal_and_says_what_older_keys_mean(
     results = policysearch.load_results(load_spec(path), tmp_path / "j")
     assert results.stopped == f"goal met: {OLD}"
     assert main(["run", str(path), *common, "--goal", "fastest trainings<=5"]) == 0
-    assert "read as" not in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "read as" not in said.err
+    assert said.out.endswith(f'once {path} has it:\n[goal]\nwant = "fastest"\ntrainings = 5\n')
     assert main(["run", str(path), *common, "--goal", "fastest gap>=1"]) != 0
     assert "--goal: 'gap>=1'; expected gap<=1" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def _run_arguments(run: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from policysearch.study.goal import goal_from_words, with_goal
+    from policysearch.study.goal import goal_from_words, goal_table, with_goal
     from policysearch.study.specification import space_of
 
     at_least_one(options, "trials", "processes")
@@ -105,6 +105,9 @@ def _run(options: argparse.Namespace) -> None:
     print("\n".join(["", *idle_lines(results, space_of(spec))]))
     write_plots(results, options.out)
     print(next_commands(results, options))
+    if options.goal is not None:
+        print(f"show, plot and export answer this goal once {options.study} has it:")
+        print(goal_table(goal_from_words(options.goal)))
 
 
 def _say_estimate(options: argparse.Namespace, spec: StudySpec) -> None:

@@ -9,10 +9,11 @@ sign.
 
 from __future__ import annotations
 
+import json
 import re
 import typing
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from policysearch.study.sections import LIMITS, GoalSection, Want
@@ -26,6 +27,13 @@ def with_goal(spec: StudySpec, words: str) -> StudySpec:
     """Return a study with the goal in words (`goal_from_words`), whatever its file says."""
     study = replace(spec.study, goal_gap=None, goal_speedup=None, least_gain=None)
     return replace(spec, study=study, goal=goal_from_words(words))
+
+
+def goal_table(goal: GoalSection) -> str:
+    """Return the goal as a study file has it."""
+    default, named = GoalSection(), {row.name: getattr(goal, row.name) for row in fields(goal)}
+    said = {k: v for k, v in named.items() if k == "want" or v != getattr(default, k)}
+    return "\n".join(["[goal]", *(f"{key} = {json.dumps(value)}" for key, value in said.items())])
 
 
 def goal_from_words(text: str, where: str = "--goal") -> GoalSection:
