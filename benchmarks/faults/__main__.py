@@ -43,7 +43,7 @@ PARTS: dict[str, tuple[Part, int]] = {
     "load": (loads, 2000),
     "runs": (runs_killed, 200),
     "kills": (kills, 100),
-    "clusters": (clusters, 22),
+    "clusters": (clusters, 11),
 }
 """What each part runs, and how many cases where no number is given."""
 
