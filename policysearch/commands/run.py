@@ -80,8 +80,7 @@ def _run(options: argparse.Namespace) -> None:
     from policysearch.study.specification import space_of
 
     at_least_one(options, "trials", "processes")
-    if options.goal is not None:
-        goal_from_words(options.goal)
+    goal = None if options.goal is None else goal_from_words(options.goal)
     spec = policysearch.load_study(options.study)
     spec = spec if options.goal is None else with_goal(spec, options.goal)
     spec = spec.emulated_by(options.fast, options.place)
@@ -105,9 +104,9 @@ def _run(options: argparse.Namespace) -> None:
     print("\n".join(["", *idle_lines(results, space_of(spec))]))
     write_plots(results, options.out)
     print(next_commands(results, options))
-    if options.goal is not None:
+    if goal is not None:
         print(f"show, plot and export answer this goal once {options.study} has it:")
-        print(goal_table(goal_from_words(options.goal)))
+        print(goal_table(goal))
 
 
 def _say_estimate(options: argparse.Namespace, spec: StudySpec) -> None:

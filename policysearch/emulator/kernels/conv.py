@@ -162,17 +162,17 @@ def _stored(g: Geometry, tensor: Tensor) -> Shape:
 
 def agreeing(op: Op, binds: Sequence[Bind], direction: Direction, g: Geometry) -> list[Bind]:
     """Return those of `binds` that give the bits of `op` for the geometry, on the samples."""
-    found = list(binds)
+    same = list(binds)
     work = np.empty(compiled_work(g, direction), np.float32)
     for inputs, out in samples(g, direction):
         attrs = {"stride": g.stride, "padding": g.padding, "shape": out.shape}
         with np.errstate(all="ignore"):
             expected = np.array(op.forward(inputs, attrs), order="C").view(np.uint32)
-        for bind in list(found):
+        for bind in list(same):
             bind(inputs, out, attrs, work)()
             if not np.array_equal(np.array(out, order="C").view(np.uint32), expected):
-                found.remove(bind)
-    return found
+                same.remove(bind)
+    return same
 
 
 @cache
@@ -181,8 +181,8 @@ def _fitting(op: Op, direction: Direction, g: Geometry) -> Kernel | None:
     rows = replace(g, height=g.window_h + g.stride, width=g.padded_w, padding=0)
     zeros = (False, True) if direction == "fprop" else (False,)
     binds = [bind_compiled(direction, positive_zero=zero) for zero in zeros]
-    found = agreeing(op, binds, direction, rows)
-    return Kernel(found[0], lambda *_: compiled_work(g, direction)) if found else None
+    same = agreeing(op, binds, direction, rows)
+    return Kernel(same[0], lambda *_: compiled_work(g, direction)) if same else None
 
 
 def compiled_kernel(

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 from policysearch.cost.devices import DEVICES
 from policysearch.cost.price import MODEL_RESOLUTION, Speedup
+from policysearch.search.goals import SLACK
 from policysearch.study.journal.trials import Trial
 
 
@@ -46,16 +47,12 @@ Given = TypeVar("Given", bound=Row)
 
 SIZES: Mapping[str, Callable[[Row], float]] = MappingProxyType(
     {
-        "fastest": lambda row: -row[1].value,
         "smallest": lambda row: row[0].cost.memory_ratio,
         "closest": lambda row: abs(row[0].loss_gap),
         "any": lambda row: row[0].number,
     }
 )
-"""What is to be small of a policy."""
-
-ROUNDED = 1e-9
-"""By such a share a price may pass a limit: both come from the same sums."""
+"""What is to be small of a policy; the fastest is judged with what is surely faster."""
 
 
 def limits_loss(goal: Goal | None) -> bool:
@@ -83,8 +80,8 @@ def within(goal: Goal, row: Row) -> bool:
         and (goal.gap is None or trial.loss_gap <= goal.gap)
         and (goal.accuracy is None or (accuracy is not None and accuracy >= goal.accuracy))
         and (not goal.metric or (metric is not None and low <= metric <= high))
-        and faster >= (goal.speedup or 0.0) * (1.0 - ROUNDED)
-        and (goal.memory is None or cost.memory_ratio <= goal.memory * (1.0 + ROUNDED))
+        and faster >= (goal.speedup or 0.0) * (1.0 - SLACK)
+        and (goal.memory is None or cost.memory_ratio <= goal.memory * (1.0 + SLACK))
         and cost.peak_bytes <= held
     )
 
@@ -94,16 +91,11 @@ def best_for(goal: Goal, rows: Sequence[Given], own: Given | None) -> Given | No
 
     None where nothing is within it, `own` neither.
     """
-    held = [row for row in rows if within(goal, row)]
-    found = min(held, key=SIZES[goal.want], default=None)
+    size, least = SIZES[goal.want], 1.0
+    rows = [row for row in rows if within(goal, row)]
     if own is None or not within(goal, own):
-        return found
-    saved = found is not None and goal.want == "smallest"
-    least = 1.0 + MODEL_RESOLUTION["memory_ratio"] if saved else 1.0
-    if (
-        found is None
-        or goal.want == "any"
-        or SIZES[goal.want](found) * least >= SIZES[goal.want](own)
-    ):
-        return own
-    return found
+        return min(rows, key=size, default=None)
+    if goal.want == "smallest":
+        least += MODEL_RESOLUTION["memory_ratio"]
+    better = [row for row in rows if goal.want != "any" and size(row) * least < size(own)]
+    return min(better, key=size, default=own)
