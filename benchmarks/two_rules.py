@@ -172,7 +172,7 @@ def trained_space(trained: Trained, seeds: tuple[int, ...]) -> Space:
 
 def searched(sampler: str, seed: int, space: Space, folder: Path) -> list[Policy]:
     """Return the policies of a study in the order in which it trained them; none may fail."""
-    trials = len(space.gaps) - 1
+    trials = len(space.gaps)  # float32 is one of them
     study = replace(SPEC.study, sampler=sampler, seed=seed, trials=trials, seeds=space.seeds)
     path = folder / f"{sampler}-{seed}-{space.seeds[0]}.journal"
     results = run_study(replace(SPEC, study=study), path, processes=0)

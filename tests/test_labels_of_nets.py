@@ -117,5 +117,7 @@ def test_a_study_and_a_model_that_name_two_losses(
     with pytest.raises(InputError, match=said):
         study.with_values(ps.from_torch(net, x), cost=study.cost)
     free = ps.from_torch(net, x, loss="")
+    with pytest.raises(TypeError, match="cost"):  # the study's own is another net's
+        study.with_values(free)  # type: ignore[call-arg]
     assert study.with_values(free, cost=study.cost).task.loss == "mean_squared_error"
     assert capsys.readouterr().err == ""

@@ -163,6 +163,57 @@ def test_mixed_policies_have_the_losses_of_the_script_under_the_exported_file(
     assert np.abs(ours - theirs).max() <= 2.0 * noise
 
 
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_validation_is_what_the_trainer_evaluates(kind: str, tmp_path: Path) -> None:
+    """Loss and accuracy of the script's own evaluation, whose loss is no sum over micro-batches."""
+    pytest.importorskip("transformers")
+    from tests import script_hf
+
+    def own(given: Any) -> dict[str, float]:
+        outputs, labels = given.predictions, given.label_ids
+        if kind == "gpt2":
+            outputs, labels = outputs[:, :-1], labels[:, 1:]
+        known = labels != -100
+        return {"accuracy": float((outputs.argmax(-1) == labels)[known].mean())}
+
+    trainer = script_hf.trainer(kind, tmp_path)
+    trainer.eval_dataset = script_hf.Text(classes=kind == "bert")
+    trainer.compute_metrics = own
+    script = ps.from_trainer(trainer, spool=tmp_path / "x.spool", validation_batches=12)
+    assert [line for line in script.taken if line.startswith("outputs: ")]
+    policy = preset("float32", script.model.layer_names)
+    ours = train(script.task, policy, 0, dataset=script.data)
+    trainer.train()
+    theirs = trainer.evaluate()
+    assert 0.1 < theirs["eval_accuracy"] <= 1.0 and trainer.args.gradient_accumulation_steps == 4
+    assert ours.validation_accuracy == pytest.approx(theirs["eval_accuracy"], abs=1e-12)
+    assert ours.validation_loss == pytest.approx(theirs["eval_loss"], rel=1e-5)
+
+
+def test_a_lightning_module_has_accuracy_and_a_metric(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    from tests import script_lightning
+
+    script = ps.from_lightning(
+        script_lightning.net(),
+        script_lightning.Data(),
+        script_lightning.trainer(),
+        spool=tmp_path / "x.spool",
+    )
+    assert "outputs: the module" in script.taken
+    task = replace(script.task, metric=mean_margin)
+    policy = preset("float32", script.model.layer_names)
+    run = train(task, policy, 0, dataset=script.data)
+    assert run.validation_accuracy is not None and 0.5 < run.validation_accuracy < 1.0
+    assert run.metric is not None and run.metric > 0.0
+
+
+def mean_margin(outputs: Any, labels: Any) -> float:
+    """Return how far the right class is above the mean of all."""
+    right = np.take_along_axis(outputs, labels[:, None], axis=1)[:, 0]
+    return float((right - outputs.mean(axis=1)).mean())
+
+
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_a_grad_scaler_skips_the_same_steps(tmp_path: Path) -> None:
     """From a scale whose first steps overflow; one that grows again on the way."""

@@ -15,6 +15,9 @@ from policysearch.importers.torch_reader import Reader
 from policysearch.nn.model import OWN_LOSS
 from policysearch.values import InputError
 
+EVALUATES_OTHERWISE = "evaluates_otherwise"
+"""Attribute of a module whose forward pass says that it is another in evaluation."""
+
 
 def from_torch(
     module: Any,
@@ -62,7 +65,8 @@ def _evaluation(
     reader: Reader, example: tuple[Any, ...]
 ) -> tuple[Program | None, Mapping[str, FloatArray]]:
     """Return the program of evaluation, where that is another, and its constants."""
-    if not reader.evaluates_otherwise:
+    said = getattr(reader.module, EVALUATES_OTHERWISE, False) is True
+    if not (said or reader.evaluates_otherwise):
         return None, {}
     moved = [spec.name for spec in reader.statistics()]
     other = Reader(reader.module, example, training=False, moved=moved)

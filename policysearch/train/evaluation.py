@@ -18,7 +18,7 @@ from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast
 from policysearch.train.constant import Judged, any_counts, below_constant, joined, judged
 from policysearch.train.feeding import Array, arrays_by_input, feed_constants, feed_masks
-from policysearch.train.labels import class_axis, of_one_example
+from policysearch.train.labels import class_axis, labels_of, of_one_example
 from policysearch.train.losses import loss_of, unit_of
 from policysearch.train.step import trace_forward
 
@@ -80,11 +80,11 @@ def evaluation(
 
     `arrays` are the trained parameters and running statistics by name; values lie in `arena`.
     """
-    labels, named = examples[1], loss_of(model, loss)
-    batch_size = min(batch_size, len(labels)) if named == OWN_LOSS else batch_size
+    named = loss_of(model, loss)
+    batch_size = min(batch_size, len(examples[1])) if named == OWN_LOSS else batch_size
     graph = apply_policy(trace_forward(model, batch_size, named == OWN_LOSS), policy)
     shape = graph.output("logits").shape
-    outputs = of_one_example(shape, batch_size)
+    labels = labels_of(outputs := of_one_example(shape, batch_size), examples[1])
     in_rows = bool(shape) and shape[0] % batch_size == 0
     axis = _axis(outputs, labels, named) if in_rows else None
     own = "loss" in dict(graph.outputs)
@@ -99,7 +99,7 @@ def evaluation(
         every += [logits.copy()] if metric else []
         if axis is not None:
             logits = np.moveaxis(logits, axis, -1) if outputs else logits
-            parts.append(judged(logits, wanted, named))
+            parts.append(judged(logits, labels_of(outputs, wanted), named))
     found = metric(np.concatenate(every), labels) if metric else None
     judgement = (None, None) if axis is None else joined(parts, labels)
     return Evaluation(*judgement, named, tuple(own_losses), found)

@@ -148,6 +148,18 @@ def of_one_example(outputs: Shape, batch_size: int) -> Shape:
     return outputs[1:]
 
 
+def labels_of(outputs: Shape, labels: Array) -> Array:
+    """Return the labels that `outputs`, shape of one example, are compared with.
+
+    Classes of a sequence that are one row fewer than its labels are those of the next places.
+    """
+    of_one = labels.shape[1:]
+    if labels.dtype != np.int64 or not of_one or class_axis(outputs, of_one, OWN_LOSS) is not None:
+        return labels
+    rest = (of_one[0] - 1, *of_one[1:])
+    return labels[:, 1:] if outputs[:-1] == rest else labels
+
+
 def class_axis(outputs: Shape, labels: Shape, loss: str) -> int | None:
     """Return the axis of classes in a batch of outputs that `loss` trains: -1 or 1.
 

@@ -29,6 +29,7 @@ from policysearch.train.labels import (
     check_labels,
     check_loss,
     check_name,
+    labels_of,
     of_one_example,
 )
 from policysearch.train.schedule import CONSTANT, Schedule
@@ -313,7 +314,8 @@ class Task:
         if self.metric and (not outputs or outputs[0] % SMALLEST_BATCH):
             given = f"metric: {model.name} gives {list(outputs) or 'its loss alone'}"
             raise InputError(f"{given}; expected a net that gives outputs, examples first")
-        check_metric(self.metric, of_one_example(outputs, SMALLEST_BATCH), dataset.validation[1])
+        shape = of_one_example(outputs, SMALLEST_BATCH)
+        check_metric(self.metric, shape, labels_of(shape, dataset.validation[1]))
         return model
 
     def tracing(self, model: Model, batch_size: int) -> Tracing:

@@ -125,6 +125,11 @@ def _pads(trainer: Any) -> dict[str, float]:
     return {**tokens, **masks, "labels": -100}
 
 
+def _count(trainer: Any, batches: Sequence[Any]) -> Any:
+    """Return the labels of some batches, a tensor; None where the Trainer counts none."""
+    return trainer._get_num_items_in_batch(list(batches), torch.device("cpu"))
+
+
 class _Counted:
     """Counts the labels of the batches of a step, as the Trainer does."""
 
@@ -132,7 +137,7 @@ class _Counted:
         self._trainer = trainer
 
     def __call__(self, batches: Sequence[Any]) -> dict[str, Any]:
-        count = self._trainer._get_num_items_in_batch(list(batches), torch.device("cpu"))
+        count = _count(self._trainer, batches)
         if count is None:
             return {}
         rows = len(next(iter(batches[0].values())))
@@ -142,14 +147,19 @@ class _Counted:
 class _Step:
     """The Trainer's training step, but for the backward pass.
 
-    Its loss is such that the mean over micro-batches is the sum that the Trainer steps on.
+    Its loss is such that the mean over micro-batches is the sum that the Trainer steps on. That of
+    evaluation is of one batch, which its own labels are counted in.
     """
 
     def __init__(self, trainer: Any, count: int) -> None:
         self._trainer, self._count = trainer, count
+        self.evaluates_otherwise = count > 1 or _counts(trainer)
 
     def __call__(self, module: Any, batch: dict[str, Any]) -> Any:
         trainer, items = self._trainer, batch.pop(COUNT, None)
+        if not module.training:
+            total = None if items is None else _count(trainer, [batch])
+            return trainer.compute_loss(module, batch, num_items_in_batch=total)
         total = None if items is None else items[0]
         loss = trainer.compute_loss(module, batch, num_items_in_batch=total)
         scaled = getattr(trainer, "loss_is_scaled_for_ga", None)

@@ -21,7 +21,7 @@ from policysearch.train.scripts.batches import VALIDATION_BATCHES, Drawing, seed
 from policysearch.train.scripts.checkpoints import restored
 from policysearch.train.scripts.recipe import Read, loss_scale_of, read_optimizer, recorded
 from policysearch.train.scripts.script import Script, check_recipe
-from policysearch.train.scripts.stepped import Layout, Step, Stepping, layout_of, stepped
+from policysearch.train.scripts.stepped import Layout, Step, Stepping, layout_of
 from policysearch.values import InputError, one_of
 
 TAIL_SHARE = 6
@@ -202,53 +202,65 @@ def script_of(
         raise InputError(f"loss: {loss!r} of batches without labels; expected labels")
     file = kept.place(module)
     kept_there = spooled(drawing, layout, place, name, file, kept.spool_bytes)
-    data, length = kept_there.data, kept_there.length
+    data = kept_there.data
     with seeded(drawing.seed):
-        model = _model(module, step, layout, place, data, name, loss)
+        stepping = _stepping(module, step, layout, place, data)
+    with seeded(drawing.seed):
+        model = _model(module, stepping, place, data, name, loss)
     model = replace(model, optimizer_state=read.states, updates_done=read.updates)
-    steps = data.train_count // (data.loader_batch * drawing.accumulation_steps)
+    count, each = data.train_count // data.loader_batch, drawing.accumulation_steps
     recipe = {
         **read.recipe,
         "batch_size": data.loader_batch,
-        "accumulation_steps": drawing.accumulation_steps,
-        "steps": steps,
-        "tail_steps": max(1, steps // TAIL_SHARE),
+        "accumulation_steps": each,
+        "steps": count // each,
+        "tail_steps": max(1, count // each // TAIL_SHARE),
     }
     lines = [
-        f"batches: {data.train_count // data.loader_batch} of {data.loader_batch} under seed "
-        f"{drawing.seed}, in {file}",
+        f"batches: {count} of {data.loader_batch} under seed {drawing.seed}, in {file}",
         f"validation: {'batches after the last step' if drawing.validation is None else 'loader'}",
+        *([f"outputs: {stepping.place.words}"] if stepping and stepping.place else []),
         *([f"begins after {read.updates} updates"] if read.updates else []),
-        *([f"sequences: filled up to {length}"] if length is not None else []),
+        *([f"sequences: filled up to {kept_there.length}"] if kept_there.length else []),
         *(f"left out: {place}, words of every example" for place in layout.words),
-        *(f"left out: {count} batches {why}" for why, count in kept_there.left_out.items()),
+        *(f"left out: {n} batches {why}" for why, n in kept_there.left_out.items()),
     ]
     return Script(model, data, recipe, taken=(*lines, *taken))
 
 
+def _stepping(
+    module: Any, step: Step | None, layout: Layout, place: int | None, data: SpooledDataset
+) -> Stepping | None:
+    """Return the module as a step, with its outputs where there are labels; None without a step."""
+    made = None if step is None else Stepping(module, step, layout)
+    if made is None or place is None:
+        return made
+    return made.placed(_examples(data, place, data.loader_batch), place)
+
+
+def _examples(data: SpooledDataset, place: int | None, count: int) -> tuple[Any, ...]:
+    """Return the first examples as tensors, the labels at their place."""
+    arrays = [array[:count].copy() for array in data.inputs]
+    if place is not None:
+        arrays.insert(place, data.labels[:count].copy())
+    return tuple(torch.from_numpy(array) for array in arrays)
+
+
 def _model(
     module: Any,
-    step: Step | None,
-    layout: Layout,
+    stepping: Stepping | None,
     place: int | None,
     data: SpooledDataset,
     name: str,
     loss: str,
 ) -> Any:
     """Return the model, with examples of the data as its inputs."""
-    arrays = [array[:2].copy() for array in data.inputs]
-    if step is None:
-        examples = tuple(torch.from_numpy(array) for array in arrays)
-        return from_torch(module, examples, loss=loss, name=name)
-    label = ""
-    if place is not None:
-        arrays.insert(place, data.labels[:2].copy())
-        label = layout.leaves[place].name
-    examples = tuple(torch.from_numpy(array) for array in arrays)
-    made = Stepping(module, step, layout)
+    if stepping is None:
+        return from_torch(module, _examples(data, None, 2), loss=loss, name=name)
+    label = "" if place is None else stepping.layout.leaves[place].name
     instance = isinstance(module, torch.nn.Module)
-    source = stepped(module, step, layout) if instance else made
-    return from_torch(source, examples, loss=OWN_LOSS, labels=label, name=name)
+    source = stepping() if instance else stepping
+    return from_torch(source, _examples(data, place, 2), loss=OWN_LOSS, labels=label, name=name)
 
 
 def baseline_of(precision: str) -> str:

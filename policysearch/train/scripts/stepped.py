@@ -8,11 +8,13 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from policysearch.importers.torch_export import EVALUATES_OTHERWISE
+from policysearch.train.scripts.outputs import Place, outputs_place, watched
 from policysearch.values import InputError
 
 Step = Callable[[Any, Any], Any]
@@ -143,18 +145,27 @@ class Stepping:
     module: Any
     step: Step
     layout: Layout
+    place: Place | None = None
 
     def __call__(self) -> Any:
         made = self.module if isinstance(self.module, torch.nn.Module) else self.module()
         if not isinstance(made, torch.nn.Module):
             raise InputError(f"module: {type(made).__name__}; expected an nn.Module or its maker")
-        return stepped(made, self.step, self.layout)
+        return stepped(made, self.step, self.layout, self.place)
+
+    def placed(self, batch: Sequence[Any], labels: int) -> Stepping:
+        """Return the same with the place of the outputs, as tensors of a batch say it.
+
+        `labels` is the place of the labels among them.
+        """
+        net = self()
+        return replace(self, place=outputs_place(net, lambda: net(*batch), batch[labels]))
 
 
-def stepped(module: Any, step: Step, layout: Layout) -> Any:
+def stepped(module: Any, step: Step, layout: Layout, place: Place | None = None) -> Any:
     """Return a shallow copy of `module` whose forward pass takes tensors and returns the loss.
 
-    Called by the step itself it is what it was.
+    Beside it are the outputs, where they have a place. Called by the step itself it is what it was.
     """
     own = type(module)
 
@@ -162,10 +173,13 @@ def stepped(module: Any, step: Step, layout: Layout) -> Any:
         if self._in_step:
             return own.forward(self, *arguments, **options)
         self._in_step.append(True)
+        names = [] if place is None else [place.module]
         try:
-            return step(self, layout.rebuilt(arguments))
+            with watched(self, names) as returned:
+                loss = step(self, layout.rebuilt(arguments))
         finally:
             self._in_step.pop()
+        return loss if place is None else (loss, place.of(returned[0][1]))
 
     names = ["self", *(leaf.name for leaf in layout.leaves)]
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -176,6 +190,7 @@ def stepped(module: Any, step: Step, layout: Layout) -> Any:
     net.__dict__ = dict(module.__dict__)
     net.__class__ = type(own.__name__, (own,), {"forward": forward, **silent})
     net.__dict__["_in_step"] = []
+    net.__dict__[EVALUATES_OTHERWISE] = getattr(step, EVALUATES_OTHERWISE, False)
     return net
 
 
