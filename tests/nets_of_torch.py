@@ -229,6 +229,30 @@ class Normed(nn.Module):
         return {"logits": self.head(y.flatten(1)) + steps, "features": y}
 
 
+class Attending(nn.Module):
+    """A layer of a transformer, with dropouts of its own and one inside torch's attention."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, share, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x).mean(1))
+
+
+class Gated(nn.Module):
+    """Two GRUs with a dropout between them."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.gru = nn.GRU(8, 8, 2, batch_first=True, dropout=share)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.gru(x)[0][:, -1])
+
+
 class Towers(nn.Module):
     """One tower for two inputs, which returns nothing but its own loss: a cosine, below zero."""
 

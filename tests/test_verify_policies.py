@@ -11,13 +11,13 @@ import pytest
 
 from benchmarks.exported.drawn import drawn
 from policysearch.export.targets import target_named
+from policysearch.nn.model import DROPPED, Attention, Model
 from policysearch.nn.models import lenet5
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task
-from policysearch.values import InputError
 from policysearch.verify import verdict as verdicts
-from policysearch.verify.verdict import verify
+from policysearch.verify.verdict import UNMASKED, verify
 
 DRAW = 17
 """Not that of the benchmark, which draws from the same policies."""
@@ -180,13 +180,23 @@ def test_norms_that_torch_calls_as_one_and_a_dict_of_results(low: tuple[str, ...
 
 
 @pytest.mark.torch
-def test_a_dropout_inside_a_call_of_torch_cannot_be_verified() -> None:
-    task = normed_task(0.1)
+@pytest.mark.parametrize("net", ["Normed", "Attending", "Gated"])
+def test_a_dropout_inside_a_call_of_torch_is_left_out_on_both_sides(net: str) -> None:
+    kernel: Attention = "flash" if net == "Attending" else "written"
+    task = replace(normed_task(0.1, net), attention=kernel)
     model = task.build_model(task.load_dataset())
-    with pytest.raises(
-        InputError, match=r"^verify in torch: dropout: 1 of 1 inside torch's own calls"
-    ):
-        verify(preset("float32", model.layer_names), task, steps=2)
+
+    def masks(model: Model) -> int:
+        nodes = task.tracing(model, task.batch_size).float32.nodes
+        return sum(n.op.kind == "source" and DROPPED in n.attributes for n in nodes)
+
+    assert masks(model) - masks(model.without_inner_masks()) == 1
+    policy = preset("torch.autocast.bfloat16", model.layer_names)
+    verdict = verify(policy, task, steps=4)
+    assert UNMASKED in verdict.unlike and verdict.faults == () and verdict.gaps.max() < 5e-5
+    plain = normed_task(0.0)
+    float32 = preset("float32", plain.build_model(plain.load_dataset()).layer_names)
+    assert UNMASKED not in verify(float32, plain, steps=1).unlike
 
 
 @pytest.mark.torch
@@ -228,17 +238,17 @@ def towers_task() -> Task:
     return Task(model=model, data=data, batch_size=16, learning_rate=0.01, epsilon=1e-3)
 
 
-def normed_task(share: float) -> Task:
-    """Return a task of a net of norms, with a dropout inside an LSTM where `share` is not 0."""
+def normed_task(share: float, net: str = "Normed") -> Task:
+    """Return a task of a net with a dropout inside a call of torch where `share` is not 0."""
     torch = pytest.importorskip("torch")
     import policysearch
-    from tests.nets_of_torch import Normed
+    from tests import nets_of_torch
 
     x = np.random.default_rng(0).standard_normal((96, 2, 8)).astype(np.float32)
     labels = x[:, 0, :3].argmax(1)
     data = policysearch.Dataset("own", (x,), labels, train_count=64, validation_count=32, classes=3)
     torch.manual_seed(0)
-    model = policysearch.from_torch(Normed(share), torch.zeros(2, 2, 8), name="normed")
+    model = policysearch.from_torch(getattr(nets_of_torch, net)(share), torch.zeros(2, 2, 8))
     return Task(
         model=model,
         data=data,

@@ -13,7 +13,7 @@ import numpy as np
 
 from policysearch.graph import FloatArray
 from policysearch.importers.calls import emit_calls
-from policysearch.importers.program import Program
+from policysearch.importers.program import Call, Program
 from policysearch.importers.tracer import FILLED, Tracer
 from policysearch.nn.model import (
     OWN_LOSS,
@@ -30,6 +30,10 @@ from policysearch.values import InputError
 
 ATTENTION = "aten.scaled_dot_product_attention"
 """What torch has several kernels for."""
+
+RECURRENT = ("aten.lstm", "aten.gru", "aten.rnn_tanh", "aten.rnn_relu")
+"""What has a share that is dropped between its layers, of this place among the arguments."""
+DROPPED_SHARE = 5
 
 Draw = Callable[[int], Mapping[str, FloatArray]]
 """Makes the initial arrays of a seed anew."""
@@ -106,6 +110,12 @@ class TorchModel(Model):
             return super().with_attention(kind)
         return replace(self, attention=kind)
 
+    def without_inner_masks(self) -> Model:
+        calls = tuple(map(_unmasked, self.program.calls))
+        if calls == self.program.calls:
+            return self
+        return replace(self, program=replace(self.program, calls=calls))
+
     def _sources(self, b: Builder, batch_size: int) -> dict[str, int]:
         fed = self.emit_inputs(b, batch_size) | emit_arrays(b, self.specs)
         return fed | self.emit_statistics(b)
@@ -163,3 +173,16 @@ class TorchModel(Model):
             raise InputError(f"model {self.name}: no scalar result; expected its own loss")
         loss = tracer.full(scalars[0])
         return Traced(tracer.full(others[0]) if others else loss, loss, statistics)
+
+
+def _unmasked(call: Call) -> Call:
+    """Return a call of attention or of recurrent layers that drops nothing inside."""
+    if call.op == ATTENTION:
+        kept = tuple((name, x) for name, x in call.options if name != "dropout_p")
+        dropped = dict(call.options).get("dropout_p")
+        return replace(call, options=kept) if dropped else call
+    if call.op in RECURRENT and call.arguments[DROPPED_SHARE]:
+        given = call.arguments
+        changed = (*given[:DROPPED_SHARE], 0.0, *given[DROPPED_SHARE + 1 :])
+        return replace(call, arguments=changed)
+    return call

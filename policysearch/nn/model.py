@@ -154,6 +154,13 @@ class Model(ABC):
         given = f"attention: {kind!r} with model {self.name}, which calls none of torch's"
         raise InputError(f"{given}; expected {WRITTEN!r}")
 
+    def without_inner_masks(self) -> Model:
+        """Return the model without the dropouts that torch has inside one call.
+
+        Those of attention and between recurrent layers, whose masks torch draws where none sees it.
+        """
+        return self
+
     def __repr__(self) -> str:
         layers, inputs = len(self.layer_names), ", ".join(each.name for each in self.inputs)
         return brief(f"{type(self).__name__}({self.name!r}, {layers} layers, inputs {inputs})")

@@ -12,7 +12,7 @@ import hashlib
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Literal
 
@@ -297,6 +297,9 @@ class RuledModel(Model):
     @property
     def layer_types(self) -> Mapping[str, str]:
         return self.model.layer_types
+
+    def without_inner_masks(self) -> Model:
+        return replace(self, model=self.model.without_inner_masks())
 
     @property
     def fingerprint(self) -> str:

@@ -60,20 +60,22 @@ def main(folder: Path) -> None:
     _as_the_policy_says()
     job: Job = pickle.loads((folder / JOB).read_bytes())
     dataset = job.task.load_dataset()
-    model = job.task.build_model(dataset)
+    model = job.task.build_model(dataset).without_inner_masks()
     module = _module(model, job.source)
     loaded(module, initial_parameters(model, job.seed))
     grouped = by_parameter(job.task.groups, model.parameters())
     for name, parameter in module.named_parameters():
         if name in grouped and grouped[name].frozen:
             parameter.requires_grad_(False)
+    # before the file is read, which keeps copies of what these are
+    attention, dropout = _leave_out_inner_masks(), _Dropout(job.seed)
+    functional.dropout = dropout
     spec = importlib.util.spec_from_file_location("exported", folder / FILE)
     assert spec is not None and spec.loader is not None
     exported = importlib.util.module_from_spec(spec)
     sys.modules["exported"] = exported
     spec.loader.exec_module(exported)
-    functional.dropout = dropout = _Dropout(job.seed)
-    exported.OP[dropout] = "dropout"
+    exported.OP.update({dropout: "dropout", attention: "matmul"})
     keys = list(module.state_dict())
     kind = torch.device(job.place).type
     module = module.train().to(job.place)
@@ -108,6 +110,39 @@ def _as_the_policy_says() -> None:
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch._VF.lstm = written_out(torch._VF.lstm)
+
+
+def _leave_out_inner_masks() -> Any:
+    """Have torch's calls of attention and recurrent layers drop nothing, as the model does not.
+
+    Returns torch's own attention.
+    """
+
+    def unmasked(layers: Any) -> Any:
+        def call(x: Any, second: Any, third: Any, *others: Any) -> Any:
+            # packed: sizes of its steps, and the states after them
+            place = 3 if isinstance(third, torch.Tensor | tuple) else 2
+            return layers(x, second, third, *others[:place], 0.0, *others[place + 1 :])
+
+        return call
+
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        setattr(torch._VF, name, unmasked(getattr(torch._VF, name)))
+    attention = functional.scaled_dot_product_attention
+
+    def attend(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        *others: Any,
+        **named: Any,
+    ) -> Any:
+        return attention(query, key, value, attn_mask, 0.0, *others, **named)
+
+    vars(functional)["scaled_dot_product_attention"] = attend
+    return attention
 
 
 def _module(model: Model, source: Any) -> Any:
@@ -280,8 +315,8 @@ def _check_masks(drawn: int, expected: int) -> None:
     """Raise InputError where calls of torch drop values by masks of their own."""
     if drawn != expected:
         raise InputError(
-            f"dropout: {expected - drawn} of {expected} inside torch's own calls (LSTM, "
-            "scaled_dot_product_attention), with masks of its own; expected a share of 0 there"
+            f"dropout: {expected - drawn} of {expected} inside torch's own calls, with masks of "
+            "its own; expected a share of 0 there"
         )
 
 
