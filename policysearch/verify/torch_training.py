@@ -70,11 +70,7 @@ def main(folder: Path) -> None:
     # before the file is read, which keeps copies of what these are
     attention, dropout = _leave_out_inner_masks(), _Dropout(job.seed)
     functional.dropout = dropout
-    spec = importlib.util.spec_from_file_location("exported", folder / FILE)
-    assert spec is not None and spec.loader is not None
-    exported = importlib.util.module_from_spec(spec)
-    sys.modules["exported"] = exported
-    spec.loader.exec_module(exported)
+    exported = _exported(folder / FILE)
     exported.OP.update({dropout: "dropout", attention: "matmul"})
     keys = list(module.state_dict())
     kind = torch.device(job.place).type
@@ -96,6 +92,15 @@ def main(folder: Path) -> None:
     if job.keeps:
         named = {f"{n} {name}": x for n, row in enumerate(values) for name, x in row.items()}
         np.savez(folder / VALUES, **named)
+
+
+def _exported(file: Path) -> Any:
+    """Return the module in an exported file."""
+    spec = importlib.util.spec_from_file_location("exported", file)
+    assert spec is not None and spec.loader is not None
+    sys.modules["exported"] = exported = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(exported)
+    return exported
 
 
 def _values(module: Any) -> dict[str, Any]:
