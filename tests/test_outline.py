@@ -170,6 +170,20 @@ def test_trainers_of_others_are_named(
     ].index(True)
 
 
+def test_a_function_that_returns_a_trainer_is_a_script_as_it_stands(folder: Path) -> None:
+    given = TRAINER.replace("def main():", "def made():").replace(
+        "trainer.train()", "return trainer"
+    )
+    run = "\nif __name__ == '__main__':\n    t = made()\n    t.train()\n"
+    found = outline(given + run)
+    assert found.scripts == ("made",) and found.at_import == 0
+    assert (given + run).splitlines()[found.trains - 1].strip() == "t.train()"
+    assert outline(given + run.replace("if __name__ == '__main__':", "if True:")).at_import
+    other = given.replace("from transformers import", "from others import")
+    assert outline(other + run).scripts == ()
+    assert outline(other + run.replace("t = made()", "t = net()")).trains == 0
+
+
 LOOP = """
 def train(cfg):
     accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=cfg.parts)

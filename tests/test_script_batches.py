@@ -17,8 +17,8 @@ import torch
 
 import policysearch as ps
 from policysearch.policy.presets import preset
+from policysearch.train.scripts.named import script_at
 from policysearch.train.scripts.recipe import recorded
-from policysearch.train.scripts.script import script_at
 from policysearch.train.training import train
 from tests.test_scripts import Points, as_dict, loss_of_dict, net, read
 
@@ -267,6 +267,6 @@ def test_a_net_whose_loss_is_inside_a_function_is_made_again_elsewhere(
     assert model.source.source is not None and there.source is None
     x, y = torch.randn(8, 3), torch.arange(8) % 2
     here, again = model.source()(x, y), there()(x, y)
-    assert isinstance(here, tuple) == (takes == "outputs")  # which come beside the loss
-    loss, same = (found[0] if isinstance(found, tuple) else found for found in (here, again))
+    (loss, outputs), (same, same_outputs) = here, again  # which come beside the loss, found or told
     assert torch.equal(loss, same) and loss.dim() == 0
+    assert torch.equal(outputs, same_outputs) and outputs.shape == (8, 2)

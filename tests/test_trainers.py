@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import policysearch as ps
+from policysearch.cli import main
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.train.feeding import initial_parameters
@@ -26,6 +27,14 @@ pytestmark = [pytest.mark.trainers, pytest.mark.filterwarnings("default")]
 
 MIXED = ("torch.autocast.bfloat16", "torch.autocast.float16")
 JITTER = 1e-6
+
+MADE = """
+
+def made() -> Trainer:
+    args = TrainingArguments("out", max_steps=8, use_cpu=True)
+    given = {"train_dataset": Text(True), "eval_dataset": Text(True)}
+    return Trainer(model=model("bert"), args=args, **given)
+"""
 
 Losses = np.ndarray[Any, Any]
 Change = Callable[[Any], Any]
@@ -188,6 +197,22 @@ def test_validation_is_what_the_trainer_evaluates(kind: str, tmp_path: Path) -> 
     assert 0.1 < theirs["eval_accuracy"] <= 1.0 and trainer.args.gradient_accumulation_steps == 4
     assert ours.validation_accuracy == pytest.approx(theirs["eval_accuracy"], abs=1e-12)
     assert ours.validation_loss == pytest.approx(theirs["eval_loss"], rel=1e-5)
+
+
+def test_a_function_that_returns_a_trainer_is_a_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it stands: `init` writes its study, which runs."""
+    pytest.importorskip("transformers")
+    text = Path(__file__).with_name("script_hf.py").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    Path("tune.py").write_text(text + MADE)
+    assert main(["init", "tune.py"]) == 0
+    assert 'script = "tune.py:made"' in Path("tune.toml").read_text()
+    said = capsys.readouterr().out
+    assert "outputs: the module, logits" in said and "validation: 64 examples" in said
+    assert main(["run", "tune.toml", "--trials", "1"]) == 0
+    assert "verdict: " in capsys.readouterr().out
 
 
 def test_a_lightning_module_has_accuracy_and_a_metric(tmp_path: Path) -> None:

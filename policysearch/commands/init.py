@@ -97,7 +97,7 @@ def _study_of(
     from policysearch.policy.presets import PRESETS
     from policysearch.study.cost_section import CostSection
     from policysearch.study.first_study import STEPS, FirstStudy, usual_baseline
-    from policysearch.train.scripts.script import script_at
+    from policysearch.train.scripts.named import script_at
 
     device_name = str(_asked(options, "device", DEVICE))
     device = device_at(CostSection(device_name, options.stack).device)

@@ -22,7 +22,7 @@ from policysearch.study.sections import (
     StudySection,
     default_goal,
 )
-from policysearch.train.scripts.script import Script, script_in
+from policysearch.train.scripts.named import Script, script_in
 from policysearch.train.tasks import Task
 from policysearch.values import InputError, Shown, brief, from_plain, one_of, shown, values_of
 

@@ -24,7 +24,8 @@ Array = NDArray[Any]
 Counted = Callable[[Sequence[Any]], Mapping[str, Any]]
 """Of the batches of a step, what each of them gets besides."""
 
-VALIDATION_BATCHES = 8
+VALIDATION_BATCHES, VALIDATION_SHARE = 8, 8
+"""So many batches validate; of another loader one for so many trained on, if that is more."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Drawing:
     accumulation_steps: int = 1
     seed: int = 0
     validation: Any = None
-    validation_batches: int = VALIDATION_BATCHES
+    validation_batches: int | None = None
     epoch_ends: bool = False
     counted: Counted | None = None
     pads: Mapping[str, float] = field(default_factory=dict)
@@ -59,7 +60,8 @@ class Drawing:
             if _is_function(self.loader):
                 raise InputError("epochs: of a function, which has no end; expected steps")
         number("accumulation_steps", self.accumulation_steps, 1, 2**16)
-        number("validation_batches", self.validation_batches, 1, 2**16)
+        if self.validation_batches is not None:
+            number("validation_batches", self.validation_batches, 1, 2**16)
 
     def first(self) -> Any:
         """Return the first batch as it is kept; InputError where the loader yields none."""
@@ -105,10 +107,19 @@ class Drawing:
         """Yield the batches that validate."""
         size = 0
         loader, most = self.validation or self.loader, self.validation_batches
+        if most is None:
+            most = VALIDATION_BATCHES if self.validation is None else self._validates_at_most()
         for batch in itertools.islice(self._checked(iter_of(loader), "validation"), most):
             size = size or rows_of(batch)
             if rows_of(batch) == size:
                 yield batch
+
+    def _validates_at_most(self) -> int:
+        """Return how many batches of another loader are kept: few beside those trained on."""
+        drawn = (self.steps or 0) * self.accumulation_steps
+        if self.epochs is not None:
+            drawn = int(self.epochs * (_length(self.loader) or 0))
+        return max(VALIDATION_BATCHES, drawn // VALIDATION_SHARE)
 
     def longest(self) -> int:
         """Return the largest extent along axis 1 of what `pads` may fill up."""

@@ -17,12 +17,15 @@ from policysearch.importers.torch_export import from_torch
 from policysearch.nn.model import OWN_LOSS
 from policysearch.policy.presets import PRESETS
 from policysearch.train.losses import LOSSES
-from policysearch.train.scripts.batches import VALIDATION_BATCHES, Drawing, seeded, spooled
+from policysearch.train.scripts.batches import Drawing, seeded, spooled
 from policysearch.train.scripts.checkpoints import restored
 from policysearch.train.scripts.recipe import Read, loss_scale_of, read_optimizer, recorded
 from policysearch.train.scripts.script import Script, check_recipe
 from policysearch.train.scripts.stepped import Layout, Step, Stepping, layout_of
 from policysearch.values import InputError, one_of
+
+AFTER = "batches after the last step, of the same examples: `validation` takes a loader of others"
+"""What validates where there is no loader for it."""
 
 TAIL_SHARE = 6
 """The reported loss is that of the last steps, one in so many."""
@@ -97,10 +100,11 @@ class Kept:
     """How batches are kept: in the file `spool`, by default results/NAME.spool.
 
     It has at most `spool_bytes`. `name` is what the net is called, by default its class;
-    `validation` is another loader, of which `validation_batches` are kept. `labels` names the
-    labels, where they are called otherwise than usual and are not the last of a tuple. Tensors
-    called by the keys of `pads` are filled up with their values along axis 1, to `length` or the
-    longest.
+    `validation` is another loader, of which `validation_batches` are kept; without, of the batches
+    after the last step. By default that is 8, of another loader an eighth of those trained on if it
+    is more. `labels` names the labels, where they are called otherwise than usual and are not the
+    last of a tuple. Tensors called by the keys of `pads` are filled up with their values along axis
+    1, to `length` or the longest.
     """
 
     spool: str | Path | None = None
@@ -108,7 +112,7 @@ class Kept:
     name: str = ""
     labels: str = ""
     validation: Any = None
-    validation_batches: int = VALIDATION_BATCHES
+    validation_batches: int | None = None
     pads: Mapping[str, float] = field(default_factory=dict)
     length: int | None = None
 
@@ -197,10 +201,9 @@ def script_of(
 ) -> Script:
     """Return the script of a step (or of a named loss) over the batches of a drawing."""
     layout = layout_of(drawing.first())
-    place, name = layout.labels(kept.labels), kept.called(module)
+    place, name, file = layout.labels(kept.labels), kept.called(module), kept.place(module)
     if step is None and place is None:
         raise InputError(f"loss: {loss!r} of batches without labels; expected labels")
-    file = kept.place(module)
     kept_there = spooled(drawing, layout, place, name, file, kept.spool_bytes)
     data = kept_there.data
     with seeded(drawing.seed):
@@ -216,9 +219,10 @@ def script_of(
         "steps": count // each,
         "tail_steps": max(1, count // each // TAIL_SHARE),
     }
+    validates = AFTER if drawing.validation is None else f"{data.validation_count} examples"
     lines = [
         f"batches: {count} of {data.loader_batch} under seed {drawing.seed}, in {file}",
-        f"validation: {'batches after the last step' if drawing.validation is None else 'loader'}",
+        f"validation: {validates}",
         *([f"outputs: {stepping.place.words}"] if stepping and stepping.place else []),
         *([f"begins after {read.updates} updates"] if read.updates else []),
         *([f"sequences: filled up to {kept_there.length}"] if kept_there.length else []),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,9 @@ MODULES = ("Module", "Sequential", "LightningModule", "PreTrainedModel")
 
 READERS = ("from_loader", "from_trainer", "from_lightning")
 """Functions whose result is a script that was read."""
+
+TRAINERS = "transformers"
+"""The package whose Trainer is a script as it stands, those made of it too."""
 
 Made = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -52,35 +55,48 @@ def outline_of(path: Path) -> Outline | None:
     except InputError:
         return None
     made = [node for node in tree.body if isinstance(node, Made)]
-    nets = _modules(made)
+    nets = _heirs(made, MODULES)
     built = [n.name for n in made if isinstance(n, ast.FunctionDef) and _returns(n, nets)]
-    trained = sorted((c for c in calls(tree) if _trains(c)), key=lambda call: call.lineno)
+    trainers = _trainers(tree, made)
+    scripts = _scripts(made, (*READERS, *trainers))
+    held = _holding(tree, (*trainers, *scripts))
+    trained = sorted((c for c in calls(tree) if _trains(c, held)), key=lambda call: call.lineno)
     return Outline(
         tuple(_called(node) for node in made if node.name in (*nets, *built)),
         tuple(_called(node) for node in made if _returns(node, ("DataLoader",))),
-        tuple(_scripts(made)),
+        tuple(scripts),
         trained[0].lineno if trained else 0,
-        next(_at_import(tree.body, made), 0),
+        next(_at_import(tree.body, made, held), 0),
         loop_of(tree, trained[0]) if trained else None,
     )
 
 
-def _modules(made: Sequence[Made]) -> list[str]:
-    """Return the classes that inherit of a Module, of one another too."""
-    found: list[str] = []
+def _heirs(made: Sequence[Made], classes: Sequence[str]) -> list[str]:
+    """Return the classes that inherit of some, of one another too."""
+    heirs: list[str] = []
     for node in made:
         if isinstance(node, ast.ClassDef):
             bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
-            if any(base in found or base in MODULES for base in bases):
-                found.append(node.name)
-    return found
+            if any(base in heirs or base in classes for base in bases):
+                heirs.append(node.name)
+    return heirs
 
 
-def _scripts(made: Sequence[Made]) -> list[str]:
+def _trainers(tree: ast.Module, made: Sequence[Made]) -> tuple[str, ...]:
+    """Return the classes of Trainers that a file imports from TRAINERS, and those it makes."""
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    rows = [row for n in imports if (n.module or "").split(".")[0] == TRAINERS for row in n.names]
+    names = [row.asname or row.name for row in rows if row.name.endswith("Trainer")]
+    if any(isinstance(n, ast.Import) and n.names[0].name == TRAINERS for n in ast.walk(tree)):
+        names.append("Trainer")
+    return (*names, *_heirs(made, names))
+
+
+def _scripts(made: Sequence[Made], readers: Sequence[str]) -> list[str]:
     """Return the functions without arguments that give a script, what others make of one too."""
     giving: list[str] = []
     for _ in made:
-        giving = [node.name for node in made if _returns(node, (*READERS, *giving))]
+        giving = [node.name for node in made if _returns(node, (*readers, *giving))]
     return [node.name for node in made if node.name in giving and _called(node).endswith("()")]
 
 
@@ -88,20 +104,19 @@ def _returns(made: Made, names: Sequence[str]) -> bool:
     """Return whether a function gives what one of these names makes."""
     if isinstance(made, ast.ClassDef):
         return False
-    nodes = [*ast.walk(made)]
-    holding = {
-        target.id
-        for node in nodes
-        if isinstance(node, ast.Assign) and _makes(node.value, names)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+    nodes, holding = [*ast.walk(made)], _holding(made, names)
     returned = [node.value for node in nodes if isinstance(node, ast.Return) and node.value]
     given = [e for value in returned for e in (*getattr(value, "elts", ()), value)]
     return any(
         _makes(value, names) or (isinstance(value, ast.Name) and value.id in holding)
         for value in given
     )
+
+
+def _holding(tree: ast.AST, names: Sequence[str]) -> set[str]:
+    """Return the variables that hold what one of these names makes."""
+    nodes = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and _makes(n.value, names)]
+    return {to.id for node in nodes for to in node.targets if isinstance(to, ast.Name)}
 
 
 def _makes(value: ast.expr, names: Sequence[str]) -> bool:
@@ -124,22 +139,26 @@ def _called(made: Made) -> str:
     return f"{made.name}({', '.join(names)})"
 
 
-def _trains(call: ast.Call) -> bool:
+def _trains(call: ast.Call, trainers: Collection[str]) -> bool:
     if not isinstance(call.func, ast.Attribute):
         return False
-    of, name = ast.unparse(call.func.value).lower(), call.func.attr
-    return name == "backward" or (name in ("train", "fit") and "trainer" in of)
+    of, name = ast.unparse(call.func.value), call.func.attr
+    return name == "backward" or (
+        name in ("train", "fit") and ("trainer" in of.lower() or of in trainers)
+    )
 
 
-def _at_import(body: Sequence[ast.stmt], made: Sequence[Made]) -> Iterator[int]:
+def _at_import(
+    body: Sequence[ast.stmt], made: Sequence[Made], trainers: Collection[str]
+) -> Iterator[int]:
     """Yield the lines of what trains when a file is imported, by itself or in its functions."""
-    training = {node.name for node in made if any(map(_trains, calls(node)))}
+    training = {node.name for node in made if any(_trains(c, trainers) for c in calls(node))}
     for _ in made:  # what calls one of these trains too
         training |= {n.name for n in made if training.intersection(map(_name, calls(n)))}
     for statement in body:
         if not isinstance(statement, Made) and not _is_main(statement):
             for call in calls(statement):
-                if _trains(call) or _name(call) in training:
+                if _trains(call, trainers) or _name(call) in training:
                     yield call.lineno
 
 
