@@ -1,9 +1,10 @@
 """Runs Transformer Engine's references of its recipes: `python -m tests.record_te CHECKOUT`.
 
-Of each case of `tests.quantised` it prints how many values and scales the scaling pass has
-otherwise, and writes the digests of the reference's to `tests/data/oracle/te_quantised.json`. The
-references are plain torch in a checkout of NVIDIA/TransformerEngine. Nothing of it is installed:
-what they import besides is stubbed, and printed.
+Of its quantizer factories it prints what every product reads, beside the table of
+`docs/lab/presets.md`; of each case of `tests.quantised` how many values and scales the scaling pass
+has otherwise. It writes the digests of the references' to `tests/data/oracle/te_quantised.json`.
+All are plain Python and torch in a checkout of NVIDIA/TransformerEngine. Nothing of it is
+installed: what they import besides is stubbed, and printed.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ import torch
 
 from policysearch.graph import FloatArray
 from tests.quantised import CASES, FILE, Case, digests
+from tests.test_operands import READ
 
 CUSTOM = "transformer_engine.pytorch.custom_recipes"
 REAL = {
     f"{CUSTOM}.{name}": f"transformer_engine/pytorch/custom_recipes/{name}.py"
-    for name in ("gemm", "reference_utils", "reference_current_scaling", "reference_nvfp4")
+    for name in (
+        *("gemm", "reference_utils", "reference_current_scaling", "reference_nvfp4"),
+        *("quantizer_factories", "quantizer_factory_zoo"),
+    )
 } | {
     "references.quantize_scale_calc": "tests/pytorch/references/quantize_scale_calc.py",
     "references.blockwise_quantizer_reference": (
@@ -53,6 +58,22 @@ class _Quantizer:
         self.rowwise_usage, self.columnwise_usage = rowwise, columnwise
 
 
+class _Names(type):
+    """Of a stubbed class: its attributes are their names, as those of an enumeration are told."""
+
+    def __getattr__(cls, name: str) -> str:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return name
+
+
+class _Made(metaclass=_Names):
+    """A stubbed object: what it was made with."""
+
+    def __init__(self, **given: Any) -> None:
+        self.given = given
+
+
 class _Stub(ModuleType):
     """A module: its names are submodules, empty classes, or what is called on import."""
 
@@ -65,7 +86,7 @@ class _Stub(ModuleType):
         }
         if name not in known and not name[0].isupper():
             raise AttributeError(name)
-        return known.get(name, type(name, (), {}))
+        return known.get(name, _Names(name, (_Made,), {}))
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -195,6 +216,76 @@ REFERENCES: dict[str, Callable[[Case], dict[str, FloatArray]]] = {
 }
 
 
+def _read_as(quantizer: Any, tensor: str, columnwise: bool) -> str:
+    """Return what a product reads of a tensor, in the words of `docs/lab/presets.md`."""
+    given = getattr(quantizer, "given", {})
+    kind = type(quantizer).__name__
+    if kind == "HybridQuantizer":
+        side = given["columnwise_quantizer" if columnwise else "rowwise_quantizer"]
+        copied = columnwise and given.get("columnwise_source", "original") != "original"
+        return f"{'copy: ' * copied}{_read_as(side, tensor, columnwise)}"
+    if kind == "DelayedScalingRequest":
+        top = getattr(quantizer.fp8_format.value, "max_bwd" if tensor == "gradient" else "max_fwd")
+        return f"{ {448: 'e4m3', 57344: 'e5m2'}[top] } late"
+    if kind == "NVFP4Quantizer":
+        words = ["nv"] + ["row"] * given.get("row_scaled_nvfp4", False)
+        words += ["sq"] * given["with_2d_quantization"] + ["sr"] * given["stochastic_rounding"]
+        return " ".join(words + ["rht"] * (given["with_rht"] and columnwise))
+    if kind == "Float8BlockQuantizer":
+        assert given["force_pow_2_scales"]
+        return f"128{' sq' * (given['block_scaling_dim'] == 2)}"
+    usual = {"MXFP8Quantizer": "mx", "IdentityQuantizer": "bf16"}
+    return usual.get(kind) or given["fp8_dtype"].removeprefix("kFloat8").lower()
+
+
+def _compositions(module: Any, factory: str, roles: Any, kind: str) -> list[list[str]]:
+    """Return what fprop, dgrad and wgrad read under a factory."""
+    of = {"input": "input", "weight": "weight", "gradient": "grad_output"}
+    make = getattr(module, factory)
+    made = {name: make(roles(module_type=kind, tensor_type=role)) for name, role in of.items()}
+    products = (
+        (("input", False), ("weight", False)),
+        (("gradient", False), ("weight", True)),
+        (("gradient", True), ("input", True)),
+    )
+    return [[_read_as(made[name], name, side) for name, side in pair] for pair in products]
+
+
+def compare_factories() -> int:
+    """Print what each factory has products read beside the table; return how many differ."""
+    roles = importlib.import_module("transformer_engine.pytorch.quantization").QuantizerRole
+    wrong = 0
+    for preset, (place, factory, kind) in FACTORIES.items():
+        module = importlib.import_module(f"{CUSTOM}.{place}")
+        there = _compositions(module, factory, roles, kind)
+        differ = there != READ[preset]
+        wrong += differ
+        words = " | ".join(", ".join(pair) for pair in there)
+        print(f"{preset}: {factory} has {words}{', which differs' * differ}")
+    return wrong
+
+
+FACTORIES = {
+    "te.delayed": ("quantizer_factories", "delayed_scaling_factory", "linear"),
+    "te.current": ("quantizer_factories", "current_scaling_factory", "linear"),
+    "te.float8_block": ("quantizer_factories", "float8_block_scaling_factory", "linear"),
+    "te.mxfp8": ("quantizer_factories", "mxfp8_factory", "linear"),
+    "te.nvfp4": ("quantizer_factories", "nvfp4_factory", "linear"),
+} | {
+    # that of `composer2` has NVFP4 in experts alone
+    f"te.{name}": ("quantizer_factory_zoo", f"{name}_factory", kind)
+    for name, kind in (
+        ("high_precision_fwd_mxfp8_bwd", "linear"),
+        ("mxfp8_fwd_nvfp4_bwd", "linear"),
+        ("nvfp4_1d_weight", "linear"),
+        ("mxfp8_fwd_high_precision_bwd", "linear"),
+        ("nvfp4_row_scaled_fwd_mxfp8_bwd", "grouped_linear"),
+        ("nvfp4_row_scaled_fwd_high_precision_bwd", "linear"),
+    )
+}
+"""By preset, the factory of Transformer Engine that it is: its module, name, and kind of module."""
+
+
 def differences(found: FloatArray, expected: FloatArray) -> int:
     """Return how many numbers have other bits."""
     there = expected.reshape(found.shape)
@@ -202,12 +293,13 @@ def differences(found: FloatArray, expected: FloatArray) -> int:
 
 
 def main() -> int:
-    """Run the command; return how many cases differ."""
+    """Run the command; return how many factories and cases differ."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("checkout", type=Path)
     finder = _Finder(parser.parse_args().checkout)
     sys.meta_path.insert(0, finder)
-    rows, wrong = {}, 0
+    rows, wrong = {}, compare_factories()
+    print(f"{len(FACTORIES)} factories, {wrong} differ")
     for name, case in CASES.items():
         expected, found = REFERENCES[case.by](case), case.found()
         off = {key: differences(found[key], expected[key].copy()) for key in expected}
@@ -215,7 +307,10 @@ def main() -> int:
         print(f"{name}: {said} differ", flush=True)
         wrong += any(off.values())
         rows[name] = {"given": digests({"given": case.given()})["given"], **digests(expected)}
-    print(f"{len(rows)} cases, {wrong} differ; stubbed:", ", ".join(sorted(finder.stubbed)))
+    print(
+        f"{len(rows)} cases; of cases and factories {wrong} differ; stubbed:",
+        ", ".join(sorted(finder.stubbed)),
+    )
     FILE.write_text(json.dumps(rows, indent=1) + "\n")
     print(f"{FILE}: {FILE.stat().st_size} bytes")
     return wrong
