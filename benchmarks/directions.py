@@ -159,7 +159,8 @@ def moments(net: str, objective: Objective, seeds: Sequence[int]) -> Iterator[Fo
     task = objective.task
     signs = [sign_of(task, policy, early, seeds[0]) for policy in (kept, *healthy(whole))]
     signs.append(sign_of(replace(task, beta2=0.95), kept, early, seeds[0]))
-    note = f"at a tenth, at the end: {said}; {signs[0].words}; controls {signs[1].words}"
+    found_low = sign_of(task, kept, steps, seeds[0]).drift
+    note = f"at a tenth, at the end: {said}; {signs[0].words}, at the end {found_low:.0%}"
     yield Found(
         net,
         "moments",
