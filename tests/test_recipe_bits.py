@@ -200,11 +200,12 @@ def test_torchao_casts_the_same() -> None:
         same(found[kept], theirs._data.float()[torch.from_numpy(kept)])
         rows = kept if recipe == "rowwise" else slice(None)
         same(scale.reshape(-1)[rows], theirs._scale.reshape(-1)[rows])
-    for mode, recipe in (("FLOOR", "mx"), ("RCEIL", "mx_rceil")):
+    modes = (("FLOOR", "mx"), ("RCEIL", "mx_rceil"))
+    for (mode, recipe), name in product(modes, (E4M3, "float8_e5m2")):
         scale, elements = to_mx(
-            given.bfloat16(), torch.float8_e4m3fn, 32, ScaleCalculationMode[mode]
+            given.bfloat16(), getattr(torch, name), 32, ScaleCalculationMode[mode]
         )
-        found, scales = quantised(x, Scaling(recipe), E4M3)  # type: ignore[arg-type]
+        found, scales = quantised(x, Scaling(recipe), name)  # type: ignore[arg-type]
         same(found, elements.float())
         same(scales, scale.float())
     assert found.size >= 10**6
