@@ -6,8 +6,11 @@ Healing: of NVFP4 trainings that turn part of their products to bfloat16 in the 
 run, late forward products are to help more than late gradient products (arXiv 2509.25149, appendix
 D). Gradients: beside float8_e4m3fn operands under MXFP8, float8_e4m3fn gradients are to do no worse
 than float8_e5m2 (Transformer Engine #2754). Moments: second moments in bfloat16 are to cost nothing
-that shows in a run of a tenth of the steps, and more at the end (marin #8955); an early sign of it
-would be the share of moments, in the short run, whose change is below half a unit.
+that shows in a run of a tenth of the steps, and more at the end (marin #8955). Two early signs of
+it are looked at after a tenth of the long run, on healthy controls too. "low": the share of moments
+that cannot fall, since beta2 times their value rounds back to it, times what the rate is low by at
+the end where they stay; `FORETOLD` of it is a sign. "drift": how far the rate is off so far, beside
+float32 moments. Controls: those, bfloat16 first moments, rounding by chance, a beta2 of 0.95.
 
 A gap is that of the tail-averaged training loss to float32's with the same seed and batches, in
 nats; a direction holds on a net where its mean over seeds goes that way by more than its standard
@@ -23,17 +26,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from policysearch.formats import Rounding, format_named
+from policysearch.graph import FloatArray
 from policysearch.objective.objective import Objective
-from policysearch.objective.score import Measurement, gap
-from policysearch.policy.policy import Phase, Policy
+from policysearch.objective.score import gap
+from policysearch.policy.policy import Phase, Policy, RoleRounding
 from policysearch.policy.presets import preset
 from policysearch.policy.product_words import with_words
 from policysearch.report.text import aligned
+from policysearch.rounding.rounder import quantise
+from policysearch.train.feeding import batch_order, initial_parameters
 from policysearch.train.schedule import Schedule
 from policysearch.train.tasks import Task
+from policysearch.train.trainer import Trainer
 
 HEALED_FROM = 0.8
 EARLY = 0.1
+FORETOLD = 0.1
 FORWARD, BACKWARD = "fprop=bfloat16", "dgrad=bfloat16 wgrad=bfloat16"
 BFLOAT16 = "torch.autocast.bfloat16"
 
@@ -72,12 +81,20 @@ def nets(steps: int) -> dict[str, Task]:
 
 @dataclass(frozen=True)
 class Found:
-    """What one net says of one direction: by seed, how far it goes as published (positive)."""
+    """What one net says of one direction: by seed, how far it goes as published (positive).
+
+    Of moments: whether they are `fine` at a tenth of the steps, `behind` at the end, and `foretold`
+    to be at a tenth; so many controls raised an alarm.
+    """
 
     net: str
     direction: str
     margins: tuple[float, ...]
     note: str = ""
+    fine: bool = False
+    behind: bool = False
+    foretold: bool = False
+    alarms: int = 0
 
     @property
     def mean(self) -> float:
@@ -127,31 +144,100 @@ def moments(net: str, objective: Objective, seeds: Sequence[int]) -> Iterator[Fo
     """Yield what second moments in bfloat16 add to the gap by the end, beyond at a tenth."""
     whole = preset(BFLOAT16, objective.model.layer_names)
     kept = replace(whole, second_moment="bfloat16", name="second moments in bfloat16")
-    early = max(2, round(EARLY * objective.task.steps))
-    rows, signs = [], []
+    steps = objective.task.steps
+    early = max(2, round(EARLY * steps))
+    rows = []
     for seed in seeds:
         pair = [
             [objective.measure(policy, seed, steps=steps) for policy in (whole, kept)]
-            for steps in (early, objective.task.steps)
+            for steps in (early, steps)
         ]
-        short, long = ((b.tail_loss or np.inf) - (a.tail_loss or np.inf) for a, b in pair)
-        rows.append((short, long))
-        signs.append([standing_still(run) for _, run in pair])
+        rows.append([(b.tail_loss or np.inf) - (a.tail_loss or np.inf) for a, b in pair])
     found = np.array(rows)
-    said = ", ".join(f"{mean:+.1e}" for mean in found.mean(0))
-    still = ", ".join(f"{share:.0%}" for share in np.mean(signs, axis=0))
-    note = f"at a tenth, at the end: {said}; standing still: {still}"
-    yield Found(net, "moments", tuple(found[:, 1] - np.maximum(found[:, 0], 0.0)), note)
+    short, long = (Found(net, "moments", tuple(column)) for column in found.T)
+    said = ", ".join(f"{x.mean:+.1e} +- {x.error:.0e}" for x in (short, long))
+    task = objective.task
+    signs = [sign_of(task, policy, early, seeds[0]) for policy in (kept, *healthy(whole))]
+    signs.append(sign_of(replace(task, beta2=0.95), kept, early, seeds[0]))
+    found_low = sign_of(task, kept, steps, seeds[0]).drift
+    note = f"at a tenth, at the end: {said}; {signs[0].words}, at the end {found_low:.0%}"
+    yield Found(
+        net,
+        "moments",
+        tuple(found[:, 1] - np.maximum(found[:, 0], 0.0)),
+        note,
+        fine=short.verdict != "holds",
+        behind=long.verdict == "holds",
+        foretold=signs[0].low >= FORETOLD,
+        alarms=sum(sign.low >= FORETOLD for sign in signs[1:]),
+    )
 
 
-def standing_still(run: Measurement) -> float:
-    """Return the share of new moments, in the steps looked at, that are stored as they were."""
-    rows = [row for row in run.lost if row.kind == "state"]
-    return sum(row.count for row in rows) / max(1, sum(row.seen for row in rows))
+def healthy(whole: Policy) -> list[Policy]:
+    """Return controls: float32 moments, first ones in bfloat16, second ones rounded by chance."""
+    chance = replace(whole.rounding, update=Rounding(mode="stochastic"))
+    return [
+        whole,
+        replace(whole, optimizer_state="bfloat16", second_moment="float32"),
+        replace(whole, second_moment="bfloat16", rounding=chance),
+    ]
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What second moments say after some steps: see the top."""
+
+    low: float
+    drift: float
+
+    @property
+    def words(self) -> str:
+        return f"low by {self.low:.0%}, drift {self.drift:.1%}"
+
+
+def sign_of(task: Task, policy: Policy, steps: int, seed: int) -> Sign:
+    """Return the early signs after these steps of a training."""
+    whole = replace(policy, second_moment="float32", rounding=RoleRounding())
+    stored, exact = (second_moments(task, row, steps, seed) for row in (policy, whole))
+    layer = policy.layers[0][0]
+    fmt = format_named(policy.state_of(layer, "v"))
+    held = quantise(stored * np.float32(task.beta2), fmt) == stored
+    held &= (stored > 0.0) & (policy.rounding.update.mode != "stochastic")
+    low = float(np.mean(held)) * (1.0 - task.beta2 ** ((task.steps - steps) / 2))
+    both = (stored > 0.0) & (exact > 0.0)
+    drift = np.abs(np.log2(stored[both] / exact[both])) / 2
+    return Sign(low, float(1.0 - 2.0 ** -np.median(drift)))
+
+
+def second_moments(task: Task, policy: Policy, steps: int, seed: int) -> FloatArray:
+    """Return all second moments of Adam after these steps."""
+    dataset = task.load_dataset()
+    model = task.build_model(dataset)
+    trainer = Trainer(model, task, policy, seed, records=False)
+    trainer.load(initial_parameters(model, seed))
+    for indices in batch_order(task, dataset, seed)[:steps]:
+        trainer.step(*dataset.batch(indices))
+    arrays = trainer.checkpoint("", []).arrays
+    return np.concatenate([array.ravel() for name, array in arrays.items() if name.endswith(".v")])
 
 
 def gap_of(objective: Objective, policy: Policy, seed: int) -> float:
     return gap(objective.measure(policy, seed), objective.baseline(seed))
+
+
+def foretold(found: Sequence[Found]) -> str:
+    """Return how many nets fall behind, and how many of them the early sign tells."""
+    behind = [row for row in found if row.behind]
+    counts = [
+        f"{sum(row.foretold for row in rows)} of {len(rows)} that are {words}"
+        for words, rows in (
+            ("behind at the end", behind),
+            ("behind at the end and fine at a tenth", [row for row in behind if row.fine]),
+            ("not behind", [row for row in found if row.direction == "moments" and not row.behind]),
+        )
+    ]
+    alarms = sum(row.alarms for row in found)
+    return f"foretold nets: {', '.join(counts)}; alarms on controls: {alarms}"
 
 
 DIRECTIONS = {"healing": healing, "gradients": gradients, "moments": moments}
@@ -183,6 +269,8 @@ def main() -> int:
         verdicts = [row.verdict for row in found if row.direction == direction]
         counts = ", ".join(f"{verdicts.count(v)} {v}" for v in ("holds", "open", "reversed"))
         print(f"{direction}: {counts} of {len(verdicts)} nets")
+    if "moments" in options.directions:
+        print(foretold(found))
     return 0
 
 

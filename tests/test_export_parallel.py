@@ -8,8 +8,10 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -110,6 +112,57 @@ def test_two_processes_give_the_mean_of_their_gradients(load: Any, tmp_path: Pat
         assert set(grads) == set(parts[0]), kind
         for name, grad in grads.items():
             same(torch.from_numpy(grad), (parts[0][name] + parts[1][name]) / 2)
+
+
+def _reduce(rank: int, folder: str, names: Sequence[str], queue: Any, ranks: int = 2) -> None:
+    sys.path.insert(0, folder)
+    store = torch.distributed.FileStore(f"{folder}/reduced{ranks}", ranks)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    found = []
+    for name in names:
+        exported = importlib.import_module(name)
+        torch.manual_seed(0)
+        wrapped = DistributedDataParallel(exported.apply_policy(Net()))
+        assert exported.reduce_gradients(wrapped) is wrapped
+        grads = gradients(wrapped, PARTS[rank])
+        found.append({key.removeprefix("module."): grad.numpy() for key, grad in grads.items()})
+    if rank == 0:
+        queue.put(found)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_gradients_are_reduced_in_16_bits(load: Any, tmp_path: Path, ranks: int) -> None:
+    """Each rank's are cast, and their mean is summed there; in float32 it is another one."""
+    formats = ("bfloat16", "float16")
+    wide = policy_of("float32", "float32")
+    files = [load(replace(wide, all_reduce=name)) for name in formats]
+    assert not hasattr(load(), "reduce_gradients")
+    context = torch.multiprocessing.get_context("spawn")
+    queue: Any = context.Queue() if ranks > 1 else SimpleQueue()
+    given = (str(tmp_path), [file.__name__ for file in files], queue, ranks)
+    processes = [context.Process(target=_reduce, args=(rank, *given)) for rank in range(ranks)]
+    if ranks == 1:
+        _reduce(0, *given)
+    for process in processes if ranks > 1 else ():
+        process.start()
+    reduced = queue.get(timeout=300)
+    for file, name, grads in zip(files, formats, reduced, strict=True):
+        torch.manual_seed(0)
+        module = file.apply_policy(Net())
+        parts = [gradients(module, x) for x in PARTS[:ranks]]
+        assert set(grads) == set(parts[0])
+        low = {
+            key: sum(
+                (part[key].to(getattr(torch, name)) / ranks for part in parts), torch.zeros(())
+            )
+            for key in grads
+        }
+        for key, grad in grads.items():
+            assert grad.dtype == np.float32
+            same(torch.from_numpy(grad), low[key].to(getattr(torch, name)).float())
+        assert any((sum(part[key] for part in parts) / ranks != low[key]).any() for key in grads)
 
 
 STEPS, CLIP, RATE, SMALL = 10, 0.05, 0.3, 4

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from policysearch.export.torch_attention import attention_losses, kernels, text
 from policysearch.export.torch_file.reading import ABOUT, read
-from policysearch.export.torch_file.template import STORAGE, TF32, file_of
+from policysearch.export.torch_file.template import REDUCTION, STORAGE, TF32, file_of
 from policysearch.export.torch_runs import (
     DTYPE,
     DTYPES,
@@ -34,6 +34,7 @@ from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.step import SMALLEST_BATCH, trace_forward
 
 BARE = LayerPolicy()
+_UNLESS_REDUCED = ", unless reduce_gradients(module) is called on a DistributedDataParallel"
 
 
 def losses(policy: Policy, model: Model) -> tuple[str, ...]:
@@ -210,7 +211,8 @@ def _whole_losses(policy: Policy, running: Policy, model: Model) -> Iterator[str
     if policy.gradient_storage != running.gradient_storage:
         yield "gradient_storage: in torch a gradient has the dtype of its parameter, always"
     if policy.all_reduce != "float32":
-        yield f"all_reduce: gradients are reduced as float32, not {policy.all_reduce}"
+        line = f"all_reduce: gradients are reduced as float32, not {policy.all_reduce}"
+        yield line + _UNLESS_REDUCED * (policy.all_reduce in DTYPES)
     if policy.parallel.summary:
         yield f"parallel: the training script has to set up {policy.parallel.summary}"
     if policy.scaling.recipe != running.scaling.recipe:
@@ -279,18 +281,20 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
     computed = {row[0] for row in rows.values()}
     own = (x for name, x in ((DTYPE, FLOAT8), ("tfloat32", TF32)) if name in computed)
     stored = (STORAGE,) if draws_updates(running) else ()
+    reduced = (REDUCTION,) if policy.all_reduce in {*DTYPES} - {"float32"} else ()
     return file_of(
         running,
         policy,
         notes,
         lines,
-        (text(model.attention), *own, *stored),
+        (text(model.attention), *own, *stored, *reduced),
         kernels=kernels(model.attention),
         layers=_table(owners),
         functions=_table({name: row for name, row in rows.items() if name not in owners}),
         biases=tuple(_biases(model)),
         folded=folded(model),
         through=", through store_updates" if stored else "",
+        reduced=policy.all_reduce,
         low=_lines(running.low_precision_ops),
         wide=_lines((*running.fp32_ops, "loss")),
     )

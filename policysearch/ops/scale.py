@@ -18,17 +18,12 @@ LARGEST = np.finfo(np.float32).max
 _MANTISSA = np.int32(0x007FFFFF)
 
 
-def _limited(scale: FloatArray, power_of_two: bool) -> FloatArray:
-    """Return `scale` with infinity lowered to the largest float32, rounded down to a power of 2."""
-    finite = np.minimum(scale, LARGEST)
-    if power_of_two:
-        finite = np.bitwise_and(finite.view(np.int32), ~_MANTISSA).view(np.float32)
-    return finite
-
-
 def _scale_of(largest: FloatArray, attrs: Attrs) -> FloatArray:
     ratio = np.float32(attrs["maximum"]) / largest / np.float32(2.0 ** attrs.get("margin", 0))
-    return _limited(ratio.astype(np.float32, copy=False), attrs.get("power_of_two", False))
+    finite = np.where(np.isinf(ratio), np.float32(attrs.get("limit", LARGEST)), ratio)
+    if attrs.get("power_of_two", False):
+        finite = np.bitwise_and(finite.view(np.int32), ~_MANTISSA).view(np.float32)
+    return finite
 
 
 def _tensor_scale(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
@@ -45,8 +40,8 @@ tensor_scale = Op(
     example=lambda rng: Example((np.array(3.0, np.float32),), {"maximum": 448.0, "margin": 1}),
     placement="fp32",
 )
-"""`maximum` / amax / 2**`margin`; 1 where amax is 0, infinite or NaN, and at most the largest
-float32. `power_of_two` rounds down to one.
+"""`maximum` / amax / 2**`margin`; 1 where amax is 0, infinite or NaN. Where that is infinite it is
+`limit`, the largest float32 unless given. `power_of_two` rounds down to one.
 """
 
 

@@ -262,6 +262,9 @@ class ScalingPass:
         if recipe == "blocks":
             of: dict[str, Any] = {"maximum": asked.top}
             of["power_of_two"] = asked.scaling.power_of_two
+            # recipe_common.cuh, compute_scale_from_types: the largest number of the tensor's format
+            if self.b.nodes[new].format == "bfloat16":
+                of["limit"] = format_named("bfloat16").max
             scales = self.b.emit(tensor_scale, largest, attrs=of)
             attrs = {**along, "multiplies": True}
             cut = self.b.emit(block_cast, new, scales, attrs=attrs, **fields)

@@ -171,6 +171,28 @@ more often. Here the optimizer's state, where it is bfloat16 too, is rounded so 
 """
 
 
+REDUCTION = '''\
+
+
+def reduce_gradients(module):
+    """Have a DistributedDataParallel reduce gradients in $reduced, as the policy does; return it.
+
+        module = reduce_gradients(DistributedDataParallel(apply_policy(module)))
+    """
+    module.register_comm_hook(None, _reduced)
+    return module
+
+
+def _reduced(group, bucket):
+    group = torch.distributed.group.WORLD if group is None else group
+    whole = bucket.buffer()
+    part = whole.to(torch.$reduced).div_(group.size())
+    work = torch.distributed.all_reduce(part, group=group, async_op=True)
+    return work.get_future().then(lambda made: whole.copy_(made.value()[0]))
+'''
+"""The text of a file that reduces gradients in 16 bits, as torch's `bf16_compress_hook` does."""
+
+
 def file_of(
     running: Policy,
     asked: Policy,
