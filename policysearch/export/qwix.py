@@ -24,7 +24,7 @@ from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.normal_forms import normal
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
-from policysearch.policy.products import HYBRID
+from policysearch.policy.products import HYBRID, Source
 from policysearch.policy.scaling import Scaling
 from policysearch.values import InputError
 
@@ -97,7 +97,7 @@ def apply_policy(model, *inputs, strict=True):
     return made
 '''
 
-LOW = replace(uniform_layer("float8_e4m3fn"), output="float32", wgrad="float32", backward="forward")
+LOW = replace(uniform_layer("float8_e4m3fn"), output="float32", wgrad="float32")
 """Its results are as wide as qwix computes its scales: the next layer rounds them."""
 SHIFTED = Scaling("shifted")
 WIDE = ("bfloat16", "float32")
@@ -228,7 +228,8 @@ def _formats(row: Mapping[str, Any], name: str, traps: list[str]) -> LayerPolicy
         scaling = Scaling("blocks")
         if tile != TILE:
             traps.append(f"{name}: tiles of {tile} are read as tiles of {TILE}")
-    return replace(LOW, compute=weight, grad=grad or "float32", scaling=scaling)
+    copy: Source = "tensor" if scaling == SHIFTED else "forward"
+    return replace(LOW, compute=weight, grad=grad or "float32", backward=copy, scaling=scaling)
 
 
 _TARGET = _Rules(
