@@ -186,6 +186,7 @@ def test_first_match_wins_and_shadowed_rules_are_named() -> None:
     assert reading.unused == ("late: shadowed: earlier rules take all 36 it matches",)
     assert reading.policy.scaling == Scaling("mx_rceil")
     nothing = matcher("*.router").replace("mine", "none")
+    assert megatron.read(megatron.export(ends(), MODEL), MODEL, "x").unused == ()
     assert "none: never matches" in megatron.read(file_of(nothing), MODEL, "x").unused
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from policysearch.export import qwix
 from policysearch.nn.models import mlp, transformer
 from policysearch.policy.presets import layer_presets, preset
 from policysearch.report.operands import OperandRow, operand_table, operands_of
@@ -90,6 +91,15 @@ def test_every_operand_of_every_product_is_what_the_source_does(name: str) -> No
     assert sorted(found) == sorted(expected(name)) and len(found) == 6
     sums = {row.accumulator for row in rows}
     assert sums == {"chunked:128:float32" if name == "deepseek.v3" else "float32"}
+
+
+def test_a_shifted_gradient_takes_the_scale_of_the_copy_it_meets() -> None:
+    step = step_of(NET, qwix.runs(preset("float8", NET.layer_names), NET))
+    rows = [row for row in operands_of(step) if row.layers == "fc2"]
+    found = {(row.tensor, row.transform) for row in rows}
+    assert found == {("gradient", "scale of the other"), ("weight", "-"), ("input", "-")}
+    reads = {n.role: {*n.inputs} for n in step.nodes if n.op.kind == "gemm" and n.layer == "fc2"}
+    assert [len(reads["fprop"] & reads[role]) for role in ("dgrad", "wgrad")] == [1, 1]
 
 
 def test_layers_that_read_the_same_share_their_rows() -> None:

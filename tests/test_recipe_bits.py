@@ -30,6 +30,49 @@ def same(found: FloatArray, expected: Any) -> None:
     np.testing.assert_array_equal(found, expected.numpy().reshape(found.shape))
 
 
+def shifted_of(x: Any, kind: Any, shift: float = 1.0) -> tuple[Any, Any]:
+    """Return x times `shift` in a dtype of 8 bits, and its scale, as XLA compiles qwix."""
+    x, one = x * shift, torch.tensor(1.0)
+    scale = x.abs().amax() * (one / torch.finfo(kind).max)
+    return (x * (one / scale)).to(kind).float(), scale
+
+
+def with_shift(grad: FloatArray, weight: FloatArray) -> list[FloatArray]:
+    """Return what dgrad reads of both under recipe "shifted", and the gradient's scale."""
+    b = Builder()
+    shape = {"shape": grad.shape}
+    g, w = (b.emit(data, attrs=shape, role="input", name=name) for name in "gw")
+    product: Node = b.nodes[b.emit(OPS["matmul"], g, w, layer="fc", role="dgrad")]
+    scaler, asked = ScalingPass(b, trains=False), (Scaling("shifted"), "fc", Rounding())
+    other = scaler.operand(w, Asked("float8_e4m3fn", *asked, weight=True), product, 1)
+    assert other.shift is not None
+    taken = scaler.shifted(g, other.shift, product)
+    made = scaler.operand(taken, Asked("float8_e5m2", *asked, gradient=True), product, 0)
+    assert made.shift is not None
+    step = compile_graph(b.graph({"grad": made.node, "weight": other.node, "scale": made.shift}))
+    step.arrays["g"][...], step.arrays["w"][...] = grad, weight
+    step.forward_backward()
+    return [step.value(name).copy() for name in ("grad", "weight", "scale")]
+
+
+def test_a_shifted_scale_decides_how_a_tie_falls() -> None:
+    """Of a gradient that lies halfway between numbers of E5M2, but for its largest value."""
+    fell = set()
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        weight = rng.standard_normal((32, 32)).astype(np.float32)
+        grad = rng.choice([1.125, 1.375, 1.625], (32, 32)).astype(np.float32)
+        grad[0, 0] = 1.75
+        found, read, scale = with_shift(grad, weight)
+        by_weight, shift = shifted_of(torch.from_numpy(weight), torch.float8_e4m3fn)
+        expected, its_scale = shifted_of(torch.from_numpy(grad), torch.float8_e5m2, shift)
+        same(found, expected)
+        same(read, by_weight)
+        same(scale, its_scale)
+        fell.add(float(found[grad == np.float32(1.125)][0]))
+    assert fell == {32768.0, 40960.0}
+
+
 def to_fp4(x: Any) -> Any:
     """Round to e2m1 by the midpoints between its numbers, ties to the even code."""
     size = x.abs()

@@ -92,6 +92,17 @@ def test_tensor_scale(amax: float, margin: int, power_of_two: bool, scale: float
 
 
 @pytest.mark.parametrize(
+    ("amax", "scale"),
+    [(448.0, 1.0), (3.0, np.float32(3) * np.float32(1 / 448)), (0.0, 1.0), (1e-17, 1.0)],
+)
+def test_a_scale_that_divides(amax: float, scale: float) -> None:
+    attrs = {"maximum": 448.0, "margin": 0, "divides": True}
+    assert run("tensor_scale", amax, attrs=attrs) == np.float32(scale)
+    assert np.isnan(run("tensor_scale", math.nan, attrs=attrs))
+    assert run("tensor_scale", amax, attrs={**attrs, "margin": 2}) in (scale * 4, 1.0)
+
+
+@pytest.mark.parametrize(
     ("rule", "history", "old", "scale"),
     [
         ("max", [2.0, 8.0, 0.0], 5.0, 448 / 8),

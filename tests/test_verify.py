@@ -25,7 +25,13 @@ from policysearch.train.training import train
 from policysearch.values import InputError
 from policysearch.verify import jittered_runs
 from policysearch.verify import verdict as verdicts
-from policysearch.verify.forced_steps import ForcedSteps, forced_steps
+from policysearch.verify.forced_steps import (
+    FORCED_DRAWS,
+    LEAST_MOVE,
+    ForcedSteps,
+    _alone,
+    forced_steps,
+)
 from policysearch.verify.jittered_runs import DRAWS, gaps, reference_of
 from policysearch.verify.page import verdict_page
 from policysearch.verify.verdict import EARLY_GAP, EARLY_STEPS, LATE_GAP, Verdict, verify
@@ -332,6 +338,8 @@ def test_single_steps_from_the_targets_values_decide(mlp_verdict: Verdict) -> No
     assert replace(alike, moves=far).faults[0].startswith(said)
     assert "75% of all moves" in replace(alike, moves=alike.moves * [[1], [2], [2], [2]]).faults[0]
     assert replace(alike, losses=np.full(4, 1e-4)).faults[0].startswith("step 0, from")
+    assert replace(alike, moves=far, alone=1).faults == ()
+    assert replace(alike, moves=far + 1.6e-3, alone=7).faults[0].startswith("step 0, from")
     assert replace(alike, skips=(3,)).faults == ("step 3, from the target's values: one skips it",)
     failed = replace(chaotic, forced=replace(alike, skips=(3,)))
     last = verdict_page(failed).splitlines()[-1]
@@ -343,6 +351,28 @@ def test_single_steps_from_the_targets_values_decide(mlp_verdict: Verdict) -> No
     layers = dict.fromkeys(dict(failed.policy.layers), LayerPolicy())
     exact = replace(failed, policy=failed.policy.with_layers(layers))
     assert "imported otherwise" in verdict_page(exact).splitlines()[-1]
+
+
+def test_a_move_of_a_draw_alone_is_as_far_as_none_of_the_targets_should_be() -> None:
+    draws = np.full((3, 2, FORCED_DRAWS), 1e-3)
+    assert _alone(draws) == 0
+    draws[0, 1, 2] = draws[2, 0, 2] = draws[1, 0, 3] = 3.1e-3
+    assert _alone(draws) == 2
+    draws[1, 1] = 0.4 * LEAST_MOVE
+    draws[1, 1, 2] = LEAST_MOVE
+    assert _alone(draws) == 2
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_language_model_with_norms_of_16_bits_is_decided(seed: int) -> None:
+    """Signs of gradients near 0 turn there, and Adam's first step moves by them."""
+    pytest.importorskip("torch")
+    task = api.load_study(STUDY.with_name("gpt-sums.toml")).task
+    names = task.build_model(task.load_dataset()).layer_names
+    verdict = verify(preset("bfloat16", names), task, steps=6, seed=seed)
+    assert verdict_page(verdict).endswith("pass")
+    assert verdict.forced is not None and verdict.forced.alone > 0
 
 
 @pytest.mark.torch

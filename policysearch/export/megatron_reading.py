@@ -111,7 +111,9 @@ def read(text: str, model: Model, where: str) -> Reading:
     )
     low = {row.layer for row in given if row.formats != run.wide}
     traps += size_traps(policy, {n: x for n, x in sides_there(model).items() if n in low})
-    idle = unmatched([name for name, *_ in matchers], given, matched)
+    # one of all takes what this net has not, as the last one of an export does
+    some = [name for name, pattern, _ in matchers if pattern != "*"]
+    idle = unmatched(some, given, matched)
     unread = [f"{flag}: {NOT_READ[flag]}" for flag in NOT_READ if flags.get(flag, "fp32") != "fp32"]
     return Reading(normal(policy), tuple(given), idle, tuple(traps), tuple(unread))
 

@@ -24,7 +24,7 @@ from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.normal_forms import normal
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
-from policysearch.policy.products import HYBRID
+from policysearch.policy.products import HYBRID, Source
 from policysearch.policy.scaling import Scaling
 from policysearch.values import InputError
 
@@ -97,8 +97,9 @@ def apply_policy(model, *inputs, strict=True):
     return made
 '''
 
-LOW = replace(uniform_layer("float8_e4m3fn"), output="float32", wgrad="float32", backward="forward")
+LOW = replace(uniform_layer("float8_e4m3fn"), output="float32", wgrad="float32")
 """Its results are as wide as qwix computes its scales: the next layer rounds them."""
+SHIFTED = Scaling("shifted")
 WIDE = ("bfloat16", "float32")
 
 
@@ -116,14 +117,14 @@ class _Rules(Levels):
             for name, row in running.layers
         )
         low = any(row == LOW for _, row in layers)
-        return replace(running, layers=layers, scaling=Scaling("current") if low else Scaling())
+        return replace(running, layers=layers, scaling=SHIFTED if low else Scaling())
 
     def read(self, text: str, model: Model, where: str) -> Reading:
         if not re.search(r"^LAYERS = ", text, re.MULTILINE) and (rules := [*_rules(text)]):
             return _read_rules(rules, model, where)
         reading = super().read(text, model, where)
         low = any(row.formats == LOW for row in reading.given)
-        scaling = Scaling("current") if low else Scaling()
+        scaling = SHIFTED if low else Scaling()
         return replace(reading, policy=replace(reading.policy, scaling=scaling))
 
     def _given(self, name: str, rows: Mapping[str, Any], where: str) -> Given:
@@ -222,12 +223,13 @@ def _formats(row: Mapping[str, Any], name: str, traps: list[str]) -> LayerPolicy
         return None
     scaling = Scaling("rowwise")
     if row.get("disable_channelwise_axes") is True:
-        scaling = Scaling("current")
+        scaling = SHIFTED
     if tile := row.get("tile_size"):
         scaling = Scaling("blocks")
         if tile != TILE:
             traps.append(f"{name}: tiles of {tile} are read as tiles of {TILE}")
-    return replace(LOW, compute=weight, grad=grad or "float32", scaling=scaling)
+    copy: Source = "tensor" if scaling == SHIFTED else "forward"
+    return replace(LOW, compute=weight, grad=grad or "float32", backward=copy, scaling=scaling)
 
 
 _TARGET = _Rules(

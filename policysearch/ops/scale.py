@@ -15,6 +15,7 @@ from policysearch.graph import Attrs, Example, FloatArray, Op, size
 from policysearch.ops.elementwise import same_shape, ufunc
 
 LARGEST = np.finfo(np.float32).max
+SMALLEST = np.sqrt(np.finfo(np.float32).tiny)
 _MANTISSA = np.int32(0x007FFFFF)
 
 
@@ -28,6 +29,9 @@ def _scale_of(largest: FloatArray, attrs: Attrs) -> FloatArray:
 
 def _tensor_scale(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     (largest,) = inputs
+    if attrs.get("divides"):
+        scale = largest * np.float32(1.0 / attrs["maximum"]) * np.float32(2.0 ** attrs["margin"])
+        return np.where(scale < SMALLEST, np.float32(1.0), scale)
     usable = np.isfinite(largest) & (largest > 0)
     return np.where(usable, _scale_of(largest, attrs), np.float32(1.0))
 
@@ -41,7 +45,9 @@ tensor_scale = Op(
     placement="fp32",
 )
 """`maximum` / amax / 2**`margin`; 1 where amax is 0, infinite or NaN. Where that is infinite it is
-`limit`, the largest float32 unless given. `power_of_two` rounds down to one.
+`limit`, the largest float32 unless given. `power_of_two` rounds down to one. One that `divides` is
+amax times 1 / `maximum`, as XLA has the quotient of qwix; 1 where it is below the root of the
+smallest normal float32.
 """
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 
 from policysearch.graph import Graph, Node
@@ -13,6 +13,7 @@ COPIES = ("cast", "scaled_cast", "block_cast")
 
 SCALES = {
     "tensor_scale": "float32",
+    "inverse_scale": "float32",
     "delayed_scale": "float32, delayed",
     "mx_scale": "E8M0, rounded down",
     "mx_rceil_scale": "E8M0, rounded up",
@@ -87,7 +88,7 @@ def _row(graph: Graph, product: Node, place: int) -> OperandRow:
         block=block,
         scale=scale,
         rounding=copy.rounding.mode if copy is not None else "-",
-        transform="Hadamard 16" if "hadamard" in names else "-",
+        transform=_transform(chain),
         accumulator=product.accumulator,
     )
 
@@ -98,6 +99,13 @@ def _chain(graph: Graph, node: Node) -> Iterator[Node]:
     while node.op.name in (*COPIES, "dequantise", "hadamard") or _moves(node):
         node = graph.nodes[node.inputs[0]]
         yield node
+
+
+def _transform(chain: Sequence[Node]) -> str:
+    """Return what a tensor goes through: a scale that is shifted onto it is not rounded away."""
+    if any(node.op.name == "scaled_cast" and node.format == "float32" for node in chain):
+        return "scale of the other"
+    return "Hadamard 16" if any(node.op.name == "hadamard" for node in chain) else "-"
 
 
 def _moves(node: Node) -> bool:

@@ -89,7 +89,7 @@ TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "nothing is silent there: the file raises.",
             "With `scan_layers` of MaxText all blocks are one path: nothing differs by block.",
             "qwix multiplies a gradient by the scale of what it meets before rounding it, and XLA "
-            "by reciprocals: halfway between two numbers of E5M2 it may fall to either.",
+            "by reciprocals: recipe `shifted`.",
         ),
         "fsdp2": (
             "Without `output_dtype` on the root the loss is in the dtype of the last wrap.",

@@ -78,12 +78,29 @@ def _scaled(at: Casting, gemm: Node, stored: str, fused: bool) -> int | None:
         return None
     return at.scaling.product(
         gemm,
-        [_operand(at, gemm, place) for place in places],
+        _shifted(at, gemm) or [_operand(at, gemm, place) for place in places],
         format=stored,
         fused=fused,
         accumulator=_accumulator(at, gemm),
         rounding=at.rounding(gemm.role),
     )
+
+
+def _shifted(at: Casting, gemm: Node) -> list[Scaled]:
+    """Return the operands of a backward product whose gradient takes the scale of the other.
+
+    None of them where no scale is to be shifted.
+    """
+    gradients = [at.is_gradient(i) for i in gemm.inputs]
+    if gemm.role == "fprop" or sum(gradients) != 1:
+        return []
+    place = gradients.index(True)
+    other = _copied(at, gemm, 1 - place) if _is_scaled(at, gemm, 1 - place) else None
+    if other is None or other.shift is None:
+        return []
+    grad = _operand(at, gemm, place, other.shift)
+    operands = [grad, Scaled(other.node)]
+    return operands if place == 0 else operands[::-1]
 
 
 def _accumulator(at: Casting, gemm: Node) -> str:
@@ -113,14 +130,26 @@ def _is_scaled(at: Casting, gemm: Node, place: int) -> bool:
     return is_narrow(said.format) and at.policy.scaling_of(gemm.layer, said).recipe != "none"
 
 
-def _operand(at: Casting, gemm: Node, place: int) -> Scaled:
-    """Return an operand in its format, scaled into it where that is narrow."""
+def _copied(at: Casting, gemm: Node, place: int) -> Scaled:
+    """Return the copy of an operand that the forward product has read, where that is read again."""
+    if _said(at, gemm, place).source != "forward":
+        return _operand(at, gemm, place)
+    forward = at.graph.nodes[gemm.of]
+    return _operand(at, forward, forward.inputs.index(gemm.inputs[place]))
+
+
+def _operand(at: Casting, gemm: Node, place: int, shift: int | None = None) -> Scaled:
+    """Return an operand in its format, scaled into it where that is narrow.
+
+    A gradient is multiplied by what is shifted onto it before.
+    """
     i, said = gemm.inputs[place], _said(at, gemm, place)
     gradient, old = at.is_gradient(i), at.graph.nodes[i]
     if said.source == "forward" and not gradient:
-        new = _dequantised(at, gemm, i, said.format)
+        new = _dequantised(at, gemm, place, said.format)
     else:
         new = _before_cast(at, i, gemm, said.format)
+    new = new if shift is None else at.scaling.shifted(new, shift, gemm)
     if not _is_scaled(at, gemm, place):
         return Scaled(at.cast(new, said.format, gemm))
     side = f"{gemm.layer}.{'grad' if gradient else 'input'}"
@@ -136,13 +165,12 @@ def _operand(at: Casting, gemm: Node, place: int) -> Scaled:
     return at.scaling.operand(new, asked, gemm, place)
 
 
-def _dequantised(at: Casting, gemm: Node, i: int, wanted: str) -> int:
-    """Return what the copy of old node `i` that the forward product has read stands for.
+def _dequantised(at: Casting, gemm: Node, place: int, wanted: str) -> int:
+    """Return what the copy of an operand that the forward product has read stands for.
 
     It is a tensor in the format wanted, or that of the layer's results on the way to a narrow one.
     """
-    forward = at.graph.nodes[gemm.of]
-    copy = _operand(at, forward, forward.inputs.index(i))
+    copy = _copied(at, gemm, place)
     high = at.layer(gemm).output if is_narrow(wanted) else wanted
     scales = (copy.scale, copy.block_scales)
     return (

@@ -53,13 +53,15 @@ def _saturating(rounding: Rounding) -> Rounding:
 class Scaled:
     """One operand of a product: the node, the scale to divide out, and the scales per block.
 
-    `cuts`: the axis and extent of a block, and the second ones where blocks are square.
+    `cuts`: the axis and extent of a block, and the second ones where blocks are square. `shift` is
+    what a gradient that meets it is multiplied by, instead of the product.
     """
 
     node: int
     scale: int | None = None
     block_scales: int | None = None
     cuts: tuple[int, ...] = ()
+    shift: int | None = None
 
 
 @dataclass(frozen=True)
@@ -138,11 +140,22 @@ class ScalingPass:
                 name = self._unused(asked.name)
                 scale = self._scale(new, asked, axes, name)
                 fields: dict[str, Any] = {"format": asked.format, "rounding": asked.cast}
-                operand = Scaled(self.b.emit(scaled_cast, new, scale, **fields), scale)
+                step = scale if scaling.recipe == "shifted" else None
+                scale = scale if step is None else self.b.emit(inverse_scale, step)
+                cast = self.b.emit(scaled_cast, new, scale, **fields)
+                operand = Scaled(cast, scale, shift=step)
                 if scaling.recipe == "delayed":
                     self._record(new, scale, name)
         self._made[key] = operand
         return operand
+
+    def shifted(self, gradient: int, shift: int, node: Node) -> int:
+        """Return the gradient times the scale of the operand that it meets in `node`."""
+        key = (gradient, shift)
+        if key not in self._made:
+            with self.b.scope(layer=node.layer, role=node.role, source=node.source):
+                self._made[key] = Scaled(self.b.emit(scaled_cast, gradient, shift))
+        return self._made[key].node
 
     def values(self, operand: Scaled, wanted: str, node: Node) -> int:
         """Return what a scaled copy stands for, in format `wanted`, as `node` reads it."""
@@ -221,6 +234,8 @@ class ScalingPass:
             "margin": row.margin,
             "power_of_two": row.power_of_two,
         }
+        if row.recipe == "shifted":
+            attrs = {"maximum": asked.top, "margin": row.margin, "divides": True}
         if row.recipe != "delayed":
             over = {"axes": axes} if axes else {}
             return self.b.emit(tensor_scale, self.b.emit(amax, new, attrs=over), attrs=attrs)
@@ -332,7 +347,7 @@ def _cut_attrs(cuts: tuple[int, ...]) -> dict[str, Any]:
 
 def _axes(node: Node, position: int, shape: tuple[int, ...], recipe: str) -> tuple[int, ...]:
     """Return the axes of the operand that are summed over; none where they do not matter."""
-    if recipe in ("current", "delayed"):
+    if recipe in ("current", "shifted", "delayed"):
         return ()
     if node.op.name in _CONV_AXES and node.attributes.get("groups", 1) == 1:
         return _CONV_AXES[node.op.name][position]

@@ -23,7 +23,6 @@ import numpy as np
 from policysearch.export.targets import target_named
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy
-from policysearch.policy.products import is_narrow
 from policysearch.train.loss_scale import ScaleState, initial_state, next_state
 from policysearch.train.tasks import Task
 from policysearch.values import InputError, one_of
@@ -42,9 +41,6 @@ SHARED = "plain_steps"
 
 FUSED = "; sums and activations of 16 bits in float32, rounded once: so a GPU's fused kernels do"
 """What the script of jax has a CPU do: XLA there sums a bias' gradient in bfloat16, say."""
-TIES = (
-    "; gradients in bfloat16 halfway between two numbers of FP8, by XLA's order, to either of them"
-)
 
 SURROUNDINGS = MappingProxyType(
     {
@@ -89,7 +85,7 @@ def verify_elsewhere(
         "formats": {},
         **{key: result[key] for key in ("state_keys", "same_keys")},
         "edits": tuple(unlike),
-        "unlike": (_how(target, result, running), *exporter.losses(running, model)),
+        "unlike": (_how(target, result), *exporter.losses(running, model)),
     }
     given = task, running, model, dataset, seed
     made = beside_emulator(result["steps"], *given, **told)
@@ -98,10 +94,8 @@ def verify_elsewhere(
     return made
 
 
-def _how(target: str, result: Mapping[str, Any], running: Policy) -> str:
-    computed = {row.compute for _, row in running.layers}
-    tied = target == "qwix" and "bfloat16" in computed and any(map(is_narrow, computed))
-    return f"run with {result['version']}{FUSED * (SCRIPTS[target] == JAX)}{TIES * tied}"
+def _how(target: str, result: Mapping[str, Any]) -> str:
+    return f"run with {result['version']}{FUSED * (SCRIPTS[target] == JAX)}"
 
 
 def _said(text: str) -> str:

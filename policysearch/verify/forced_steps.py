@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -50,7 +51,9 @@ class ForcedSteps:
     are stored as they are, as a share of one. `own_losses`, `own_moves`: the largest of the draws
     to the emulator; `own_updates`: of their updates before they are rounded. `skips` are the steps
     that one of the two skips alone, no gradient near overflow; `off` the formats, by parameter, on
-    whose numbers the target's values do not lie.
+    whose numbers the target's values do not lie. `alone` is the most moves of a draw that are as
+    far beyond those of the other draws as none of the target's should be beyond the draws: signs
+    that turn, which Adam's first steps move by, turn seldom and far.
     """
 
     names: tuple[str, ...]
@@ -61,6 +64,7 @@ class ForcedSteps:
     own_updates: Array
     skips: tuple[int, ...]
     off: Mapping[str, str]
+    alone: int = 0
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -73,7 +77,7 @@ class ForcedSteps:
             said = f"loss {self.losses[far[0]]:.1e} apart; expected at most {most:.1e}"
             lines.append(f"step {far[0]}, from the target's values: {said}")
         allowed = np.maximum(LEAST_MOVE, BEYOND * self.own_updates)
-        if len(places := np.argwhere(self.moves > allowed)):
+        if len(places := np.argwhere(self.moves > allowed)) > self.alone:
             step, place = places[0]
             said = f"{self.names[place]} moves {self.moves[step, place]:.1e} of a move apart"
             lines.append(
@@ -123,14 +127,38 @@ def forced_steps(
                 skips.append(step)
             there = [(n, values[step + 1][n], format_named(stored[n])) for n in names]
             of = [_distances(taken, *each, opened=each[0] in rounded) for each in there]
-            distances = np.array(of).T
-            rows.append((*_losses(taken, steps[step][0]), distances[0] * alike, *distances[1:]))
-    losses, own_losses, moves, own, updates = map(np.array, zip(*rows, strict=True))
-    # a bit of a gradient turns seldom: the draws of one step may show none
-    often = np.array([stored[name] != "float32" for name in names])
-    updates = np.where(often, updates.max(axis=0), updates)
+            apart, *others = map(np.array, zip(*of, strict=True))
+            rows.append((*_losses(taken, steps[step][0]), apart * alike, *others))
     off = {n: stored[n] for n in names if not _is_on(values[-1][n], stored[n])}
-    return ForcedSteps(tuple(names), losses, moves, own_losses, own, updates, tuple(skips), off)
+    wide = np.array([stored[name] == "float32" for name in names])
+    return _compared(tuple(names), wide, rows, tuple(skips), off)
+
+
+def _compared(
+    names: tuple[str, ...],
+    wide: Array,
+    rows: Sequence[tuple[Any, ...]],
+    skips: tuple[int, ...],
+    off: Mapping[str, str],
+) -> ForcedSteps:
+    """Return the comparison from a row for each step; `wide`: whether names are in float32."""
+    losses, own_losses, moves, own, updates, draws = map(np.array, zip(*rows, strict=True))
+    # a bit of a gradient turns seldom: the draws of one step may show none
+    updates = np.where(wide, updates, updates.max(axis=0))
+    found = losses, moves, own_losses, own, updates, skips, off
+    return ForcedSteps(names, *found, alone=_alone(draws[:, wide]))
+
+
+def _alone(draws: Array) -> int:
+    """Return the most moves of one draw that lie BEYOND the others'; `draws` [steps, names, draws].
+
+    Of values stored in float32: others move by a spacing, and are judged over all steps.
+    """
+    counts = []
+    for draw in range(FORCED_DRAWS):
+        others = np.delete(draws, draw, axis=2).max(axis=2)
+        counts.append(int(np.sum(draws[..., draw] > np.maximum(LEAST_MOVE, BEYOND * others))))
+    return max(counts)
 
 
 def _trainers(
@@ -229,11 +257,12 @@ def _losses(taken: Sequence[_Taken], there: float) -> tuple[float, float]:
 
 def _distances(
     taken: Sequence[_Taken], name: str, there: Array, format: Format, *, opened: bool
-) -> tuple[float, float, float]:
+) -> tuple[float, float, float, list[float]]:
     """Return how far the updates of a parameter are apart, as shares of one.
 
     Of the emulator's and the target's, which is `there` after it; then, at most, of the emulator's
-    and those of draws, as they are stored, and as they are before that where it is `opened`.
+    and those of draws, as they are stored, and as they are before that where it is `opened`; then
+    the latter draw by draw.
     """
     before, wide = taken[0].before[name], taken[0].after[name]
     here, *draws = (each.after[name] - each.before[name] for each in taken)
@@ -242,10 +271,12 @@ def _distances(
         others = (quantise(each.after[name], format) for each in taken[1:])
         kept = [_beyond(wide, each, format) for each in others]
         apart = _beyond(wide, there, format)
-        return _share([apart], here), _share(kept, here), _share(own, here)
+        each = [_share([x], here) for x in own]
+        return _share([apart], here), _share(kept, here), max(each), each
     of, apart = there - before, np.abs(here - (there - before))
     single = [] if format.name == "float32" else [2.0 * _halves(wide, format).max(initial=0.0)]
-    return _share([apart], of), _share(own, of), _share([*own, *single], of)
+    each = [_share([x], of) for x in own]
+    return _share([apart], of), max(each), _share([*own, *single], of), each
 
 
 def _halves(values: Array, format: Format) -> Array:

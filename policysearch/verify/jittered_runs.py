@@ -40,7 +40,10 @@ beyond twice the largest more seldom. The number was set after fewer draws had b
 """
 
 CHUNKS = (8, 12, 16, 24, 32, 48, 64, 96)
-"""How many products a draw sums at once, where parameters are stored below float32."""
+"""How many products a draw sums at once, where parameters are stored below float32.
+
+In single steps from given values, where results are below float32, too.
+"""
 SUMS = "e8m20"
 """What it rounds such sums to: that turns some results of 16 bits in a thousand, as kernels do."""
 
@@ -71,11 +74,11 @@ def jitter_of(task: Task, model: Model) -> float:
 
 
 def summed_otherwise(policy: Policy, draw: int) -> Policy:
-    """Return the policy whose sums have the order of a draw, and SUMS; itself if stored in float32.
+    """Return the policy whose sums have the order of a draw, and SUMS; itself if all is float32.
 
     It does what it did but for the last bits of its products.
     """
-    if all(policy.stored(name) == "float32" for name, _ in policy.layers):
+    if all(row.output == "float32" == policy.stored(name) for name, row in policy.layers):
         return policy
     order = f"chunked:{CHUNKS[draw % len(CHUNKS)]}:{SUMS}"
     return policy.with_layers(
@@ -152,8 +155,9 @@ def emulator_runs(
 ) -> Iterator[Run]:
     """Yield the emulator's training, and those of its values moved."""
     order = batch_order(task, dataset, seed)
+    wide = all(policy.stored(name) == "float32" for name, _ in policy.layers)
     for draw, initial in enumerate(initials(model, seed, jitter_of(task, model)), -1):
-        given = policy if draw < 0 else summed_otherwise(policy, draw)
+        given = policy if wide or draw < 0 else summed_otherwise(policy, draw)
         yield train(
             task, given, seed, dataset=dataset, model=model, initial=initial, batch_indices=order
         )
