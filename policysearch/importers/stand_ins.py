@@ -279,6 +279,6 @@ def read_alone(lines: bool) -> Iterator[None]:
 
 def _innermost(captured: Any) -> StackSummary:
     """Return the innermost line of a `forward` that is the user's; torch keeps no others."""
-    frames = symbolize_tracebacks([captured.tb])[0] if captured.tb is not None else []
-    own = (f for f in frames if f["name"] == "forward" and not f["filename"].startswith(ELSEWHERE))
+    known: Any = symbolize_tracebacks([captured.tb])[0] if captured.tb is not None else []
+    own = (f for f in known if f["name"] == "forward" and not f["filename"].startswith(ELSEWHERE))
     return StackSummary(FrameSummary(f["filename"], f["line"], f["name"]) for f in islice(own, 1))
