@@ -15,6 +15,9 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from policysearch import InputError
+from policysearch.policy.presets import preset
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.train.step import trace_forward
 from tests.imported_low_trainings import trained_low_as_torch
 from tests.imported_steps import BATCH, assert_as_torch, imported
 from tests.imported_trainings import Training
@@ -141,3 +144,15 @@ def test_what_is_packed_is_read_by_layers_alone() -> None:
     with pytest.raises(InputError, match=r"must be Tensor, not Steps") as refusal:
         imported(module, (ids, np.full(2, TIME)))
     assert "\n" not in str(refusal.value)
+
+
+def test_both_ways_read_one_cast_of_the_input() -> None:
+    """So that their gradients are summed in its format, as those of one call of torch are."""
+    ids = np.random.default_rng(1).integers(0, TOKENS, (BATCH, TIME))
+    module = Packed(LAYERS["gru both ways"], True)
+    model = imported(module, (ids, np.full(BATCH, TIME)))
+    policy = preset("torch.autocast.bfloat16", model.layer_names)
+    graph = apply_policy(trace_forward(model, BATCH), policy)
+    (looked_up,) = (n.id for n in graph.nodes if n.op.name == "embedding")
+    (turned,) = graph.readers()[looked_up]
+    assert [(n.op.name, n.format) for n in graph.readers()[turned.id]] == [("cast", "bfloat16")]
