@@ -15,9 +15,10 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from policysearch import InputError
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.step import trace_forward
+from policysearch.train.step import trace_step
 from tests.imported_low_trainings import trained_low_as_torch
 from tests.imported_steps import BATCH, assert_as_torch, imported
 from tests.imported_trainings import Training
@@ -152,7 +153,10 @@ def test_both_ways_read_one_cast_of_the_input() -> None:
     module = Packed(LAYERS["gru both ways"], True)
     model = imported(module, (ids, np.full(BATCH, TIME)))
     policy = preset("torch.autocast.bfloat16", model.layer_names)
-    graph = apply_policy(trace_forward(model, BATCH), policy)
-    (looked_up,) = (n.id for n in graph.nodes if n.op.name == "embedding")
-    (turned,) = graph.readers()[looked_up]
-    assert [(n.op.name, n.format) for n in graph.readers()[turned.id]] == [("cast", "bfloat16")]
+    graph = apply_policy(trace_step(model, "token_cross_entropy", Optimizer("sgd"), BATCH), policy)
+    (of_table,) = (n for n in graph.nodes if n.op.name == "embedding_grad")
+    before = [of_table]
+    while before[-1].op.name != "add":
+        before.append(graph.nodes[before[-1].inputs[0]])
+    assert [n.op.name for n in before[1:-1]] == ["reshape", "transpose", "cast"]
+    assert before[-1].format == "bfloat16"
