@@ -158,5 +158,4 @@ def test_both_ways_read_one_cast_of_the_input() -> None:
     before = [of_table]
     while before[-1].op.name != "add":
         before.append(graph.nodes[before[-1].inputs[0]])
-    assert [n.op.name for n in before[1:-1]] == ["reshape", "transpose", "cast"]
     assert before[-1].format == "bfloat16"
