@@ -159,3 +159,23 @@ def test_both_ways_read_one_cast_of_the_input() -> None:
     while before[-1].op.name != "add":
         before.append(graph.nodes[before[-1].inputs[0]])
     assert before[-1].format == "bfloat16"
+
+
+class Cut(nn.Module):
+    """Packs sequences of the same lengths in every batch, none as long as its steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(WIDTH, HIDDEN, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        packed = pack_padded_sequence(x, torch.full((len(x),), TIME - 1), batch_first=True)
+        return pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0][:, -1]
+
+
+def test_steps_that_no_packed_sequence_has_are_refused() -> None:
+    x = np.zeros((BATCH, TIME, WIDTH), np.float32)
+    with pytest.raises(
+        InputError, match=rf"at most {TIME - 1} of {TIME} steps.*x\[:, :{TIME - 1}\]"
+    ):
+        imported(Cut(), (x,))

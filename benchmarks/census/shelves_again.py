@@ -26,9 +26,8 @@ IMAGES: Mapping[str, tuple[int, Mapping[str, Any]]] = MappingProxyType(
             name: (64, {}) for name in ("gernet_s", "mobileone_s0", "repghostnet_050", "hgnet_tiny")
         },
         **{name: (64, {}) for name in ("tinynet_e", "lcnet_035", "fbnetc_100", "mixnet_s")},
-        **{
-            name: (64, {}) for name in ("eca_halonext26ts", "bat_resnext26ts", "efficientformer_l1")
-        },
+        **{name: (256, {}) for name in ("eca_halonext26ts", "bat_resnext26ts")},
+        **{name: (224, {}) for name in ("efficientformer_l1", "tiny_vit_5m_224")},
         **{name: (64, {}) for name in ("inception_next_atto", "fasternet_t0", "repvit_m0_9")},
         **{name: (64, {}) for name in ("swiftformer_xs", "shvit_s1", "ghostnetv2_100", "dpn68")},
         **{
@@ -41,15 +40,10 @@ IMAGES: Mapping[str, tuple[int, Mapping[str, Any]]] = MappingProxyType(
         "visformer_tiny": (64, {"img_size": 64}),
         "twins_pcpvt_small": (64, {"img_size": 64}),
         "pit_ti_224": (64, {"img_size": 64}),
-        "tnt_s_legacy_patch16_224": (
-            32,
-            {"img_size": 32, "embed_dim": 16, "depth": 2, "num_heads": 4},
-        ),
         "sequencer2d_s": (64, {"img_size": 64}),
         "nest_tiny": (64, {"img_size": 64}),
         "mvitv2_tiny": (64, {"img_size": 64}),
         "eva02_tiny_patch14_224": (28, {"img_size": 28, "depth": 2}),
-        "tiny_vit_5m_224": (64, {"img_size": 64}),
         "gcvit_xxtiny": (224, {}),
         "efficientnet_lite0": (64, {}),
         "deit_tiny_distilled_patch16_224": (32, {"img_size": 32, "depth": 2}),
@@ -93,12 +87,13 @@ CAUSAL: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "Glm": {**SMALL_HEADS, "pad_token_id": 0},
         "Glm4": {**SMALL_HEADS, "pad_token_id": 0},
         "SmolLM3": {**GROUPED, "pad_token_id": 0},
-        "Helium": {**SMALL_HEADS, "pad_token_id": 0},
+        "Helium": {**GROUPED, "head_dim": 4, "pad_token_id": 0},
         "Cohere2": {**GROUPED, "head_dim": 4},
         "Arcee": GROUPED,
         "Olmo3": {**GROUPED, "pad_token_id": 0},
         "Apertus": {**GROUPED, "pad_token_id": 0},
-        "SeedOss": {**SMALL_HEADS, "pad_token_id": 0},
+        "SeedOss": {**SMALL_HEADS, "pad_token_id": 0, "residual_dropout": 0.0}
+        | {"attention_dropout": 0.0},
         "Exaone4": {**GROUPED, "sliding_window": 4, "sliding_window_pattern": 2},
         "Lfm2": {**GROUPED, "full_attn_idxs": [1], "pad_token_id": 0, "block_multiple_of": 8},
         "Rwkv": {"attention_hidden_size": 16, "context_length": 16, "use_cache": False},
