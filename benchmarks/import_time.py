@@ -9,6 +9,7 @@ The nets are those of timm and transformers (`.[zoo]`) at full size.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -77,6 +78,7 @@ def timed_export(spent: list[float]) -> Iterator[None]:
 def seconds_of(make: Callable[[], Any], example: Any) -> tuple[float, ...]:
     """Return CPU seconds: of one export, of the import, of its exports, ready to run, and run."""
     module, spent = make(), list[float]()
+    gc.collect()  # what the imports of libraries left is nobody's time
     with timed_export(spent):
         torch.export.export(module.train(), (example,), strict=False)
         start = time.process_time()

@@ -25,6 +25,13 @@ def _weights(x: Any, *shape: int) -> Any:
     return x[0].reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
+def _grouped(x: torch.Tensor) -> torch.Tensor:
+    rows = F.pad(x[0], (0, 2))
+    matrices = torch.stack([torch.cat([rows, rows * rows]), torch.cat([rows + 1, rows])] * 2)
+    ends = torch.tensor([1, 1, 3, 4], dtype=torch.int32)
+    return x * F.grouped_mm(rows, matrices, offs=ends)[:, :6]
+
+
 def _mean_of_some(x: Any) -> Any:
     """Return the mean of the rows that a mask leaves."""
     return (x * MASK).sum(1) / MASK.sum(0)
@@ -133,6 +140,8 @@ PRODUCTS: Mapping[str, Function] = MappingProxyType(
         "einsum of three": lambda x: torch.einsum("bij,jk,...kl->...bil", x, x[0].mT, x[0]),
         "einsum of one": lambda x: torch.einsum("bij->jb", x).mT,
         "einsum of a diagonal": lambda x: torch.einsum("bii->bi", x[:, :, :4]),
+        "matmul of one of a stack": lambda x: x[:1] @ x.mT,
+        "_grouped_mm": _grouped,
         "einsum of early sums": lambda x: torch.einsum("bij,bkl->bk", x, x * x),
         "einsum without a sum": lambda x: torch.einsum("bi,bj->bij", x[:, 0], x[:, 1]),
         "einsum of heads": lambda x: torch.einsum(

@@ -127,6 +127,7 @@ IN_16_BITS: dict[str, tuple[Shape, tuple[str, ...]]] = {
         ROWS,
         (
             *("max", "min", "amax", "var", "std", "std_mean", "cumsum", "cumprod", "logsumexp"),
+            "logcumsumexp",
             *("linalg_vector_norm", "linalg_vector_norm 1", "linalg_vector_norm inf"),
             "linalg_vector_norm 3",
             *("pairwise_distance", "masked mean"),
@@ -137,6 +138,7 @@ IN_16_BITS: dict[str, tuple[Shape, tuple[str, ...]]] = {
         (
             *("einsum", "einsum of heads", "einsum of early sums", "einsum without a sum"),
             *("tensordot of the last", "baddbmm of a row", "addmm", "addbmm"),
+            *("matmul of one of a stack", "_grouped_mm"),
         ),
     ),
     "images": (

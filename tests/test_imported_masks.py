@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -101,3 +102,33 @@ def test_a_softmax_of_nothing_is_nan_as_in_torch() -> None:
         expected = net(*tensors(inputs)).numpy()
     assert np.isnan(expected).any() and not np.isnan(expected).all()
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+class Grouped(nn.Module):
+    """Keys of one head for two queries, under a window, by an interface as transformers has."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH // HEADS)
+        self.name = name
+        self.register_buffer("window", torch.ones(TIME, TIME).tril().triu(-1).bool())
+
+    def forward(self, x: Any) -> Any:
+        attention_interface = other = partial(F.scaled_dot_product_attention, enable_gqa=True)
+        q = self.q(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        k = self.k(x).unsqueeze(1)
+        if self.name == "attention_interface":
+            y = attention_interface(q, k, k, attn_mask=self.window)
+        else:
+            y = other(q, k, k, attn_mask=self.window)
+        return y.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("name", ["attention_interface", "other"])
+def test_the_line_of_forward_says_whose_attention_it_is(name: str) -> None:
+    """transformers copies keys beside such a mask where it is not exported; others do not."""
+    x = np.random.default_rng(0).standard_normal((BATCH, TIME, WIDTH)).astype(np.float32)
+    model: Any = assert_as_torch(Grouped(name), (x,))
+    (call,) = (c for c in model.program.calls if c.op == "aten.scaled_dot_product_attention")
+    assert dict(call.options)["copied"] == (name == "attention_interface")
+    assert call.line.startswith("test_imported_masks.py:")

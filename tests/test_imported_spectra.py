@@ -122,8 +122,11 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
             x @ torch.linalg.householder_product(w.tril(-1), 2 / (1 + (w.tril(-1) ** 2).sum(-2)))
         ),
         "cholesky": lambda x, w: x @ torch.linalg.cholesky(w @ w.mT + torch.eye(SIDE)),
-        "upper cholesky": lambda x, w: (
-            x @ torch.linalg.cholesky(w @ w.mT + torch.eye(SIDE), upper=True)
+        "cholesky of a triangle": lambda x, w: (
+            x @ torch.linalg.cholesky(w @ w.mT + torch.eye(SIDE) + w.triu(1))
+        ),
+        "upper cholesky of a triangle": lambda x, w: (
+            x @ torch.linalg.cholesky(w @ w.mT + torch.eye(SIDE) + w.tril(-1), upper=True)
         ),
         "solve_triangular": lambda x, w: torch.linalg.solve_triangular(_regular(w), x, upper=False),
         "solve_triangular, upper": lambda x, w: torch.linalg.solve_triangular(

@@ -15,6 +15,10 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from policysearch import InputError
+from policysearch.optimizers.optimizer import Optimizer
+from policysearch.policy.presets import preset
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.train.step import trace_step
 from tests.imported_low_trainings import trained_low_as_torch
 from tests.imported_steps import BATCH, assert_as_torch, imported
 from tests.imported_trainings import Training
@@ -141,3 +145,37 @@ def test_what_is_packed_is_read_by_layers_alone() -> None:
     with pytest.raises(InputError, match=r"must be Tensor, not Steps") as refusal:
         imported(module, (ids, np.full(2, TIME)))
     assert "\n" not in str(refusal.value)
+
+
+def test_both_ways_read_one_cast_of_the_input() -> None:
+    """So that their gradients are summed in its format, as those of one call of torch are."""
+    ids = np.random.default_rng(1).integers(0, TOKENS, (BATCH, TIME))
+    module = Packed(LAYERS["gru both ways"], True)
+    model = imported(module, (ids, np.full(BATCH, TIME)))
+    policy = preset("torch.autocast.bfloat16", model.layer_names)
+    graph = apply_policy(trace_step(model, "token_cross_entropy", Optimizer("sgd"), BATCH), policy)
+    (of_table,) = (n for n in graph.nodes if n.op.name == "embedding_grad")
+    before = [of_table]
+    while before[-1].op.name != "add":
+        before.append(graph.nodes[before[-1].inputs[0]])
+    assert before[-1].format == "bfloat16"
+
+
+class Cut(nn.Module):
+    """Packs sequences of the same lengths in every batch, none as long as its steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(WIDTH, HIDDEN, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        packed = pack_padded_sequence(x, torch.full((len(x),), TIME - 1), batch_first=True)
+        return pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0][:, -1]
+
+
+def test_steps_that_no_packed_sequence_has_are_refused() -> None:
+    x = np.zeros((BATCH, TIME, WIDTH), np.float32)
+    with pytest.raises(
+        InputError, match=rf"at most {TIME - 1} of {TIME} steps.*x\[:, :{TIME - 1}\]"
+    ):
+        imported(Cut(), (x,))

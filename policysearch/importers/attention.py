@@ -12,7 +12,7 @@ import numpy as np
 
 from policysearch.graph import Op, size
 from policysearch.importers.elementwise import add, multiply
-from policysearch.importers.shapes import cast, exchanged, expand
+from policysearch.importers.shapes import cast, exchanged, expand, squeeze
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.nn.model import WRITTEN
 from policysearch.ops import dense, elementwise, masks
@@ -45,6 +45,10 @@ def matmul(t: Tracer, a: Tensor, b: Tensor) -> Tensor:
     if len(b.shape) == 1:
         product = matmul(t, a, t.view(b, (*b.shape, 1)))
         return t.view(product, product.shape[:-1])
+    if len(a.shape) == len(b.shape) == 3 and (a.shape[0] == 1) != (b.shape[0] == 1):
+        # torch takes the one of a stack of one for all of the other
+        a, b = (squeeze(t, x, 0) if x.shape[0] == 1 else x for x in (a, b))
+        return matmul(t, a, b)
     if len(b.shape) == 2 and len(a.shape) > 1:
         # torch, too, folds the leading axes of a into the rows of one product
         shape = (*a.shape[:-1], b.shape[1])

@@ -10,6 +10,7 @@ import torch
 from policysearch.importers.aliases import op_of
 from policysearch.importers.decomposition import multiplies
 from policysearch.importers.exported import BATCHES, LARGEST, kind_of, path_of
+from policysearch.importers.packed import MARK
 from policysearch.importers.program import FLOATS, Extent
 from policysearch.values import InputError
 
@@ -158,3 +159,15 @@ def bag_sizes(node: Any, ends: Mapping[str, Any]) -> tuple[int, ...]:
             "bags of other sizes in every example; give numbers [batch, size of a bag]"
         )
     return tuple(sizes)
+
+
+def check_lengths(node: Any, ends: Mapping[str, Any]) -> None:
+    """Raise InputError where no packed sequence has all steps, as constant lengths may say."""
+    if op_of(node) != f"policysearch.{MARK}" or node.args[1].name not in ends:
+        return
+    steps, longest = node.args[0].meta["val"].shape[0], int(ends[node.args[1].name][0].max())
+    if longest < steps:
+        raise InputError(
+            f"packed sequences of at most {longest} of {steps} steps; expected the longest to have "
+            f"all: x[:, :{longest}]"
+        )

@@ -74,8 +74,6 @@ RECURRENT_ARGUMENTS = 9
 """So many has a recurrent layer, the last of which says whether the batch comes first."""
 
 FRAME = re.compile(r'File "(.+)", line (\d+)')
-ELSEWHERE = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
-"""Where the lines are that are not the user's."""
 
 
 def exported(
@@ -121,17 +119,22 @@ def exported(
 def _exported(module: Any, inputs: tuple[Any, ...], lines: bool) -> Any:
     with counts_known(), attributes_kept(module), followed_known(), read_alone(lines):
         program = torch.export.export(module, inputs, strict=False)
-    _unchecked(program.graph)
+    _unified(program.graph)
     open_regions(program.graph_module)
     take_apart(program, rule_of)
     return program
 
 
-def _unchecked(graph: Any) -> None:
-    """Leave out what a cast asserts of its input: it is not the same in a copy of the module."""
+def _unified(graph: Any) -> None:
+    """Put the same calls where a copy of the module in another format has others.
+
+    Casts assert what their input is, and transformers has torch's grouped products in 16 bits only.
+    """
     for node in list(graph.nodes):
         if op_of(node) == "aten._assert_tensor_metadata":
             graph.erase_node(node)
+        elif op_of(node) == "transformers.grouped_mm_fallback":
+            node.target = torch.ops.aten._grouped_mm.default
 
 
 @dataclass(frozen=True)
@@ -239,8 +242,16 @@ def _names_a_format(node: Any) -> bool:
 
 
 def _in_bfloat16(module: Any) -> Any:
-    """Return a copy with floats in bfloat16; complex numbers have no such format and stay."""
-    return copy.deepcopy(module)._apply(
+    """Return a copy with floats in bfloat16; complex numbers have no such format and stay.
+
+    Nothing reads what its parameters hold, and they hold anything.
+    """
+    low = {
+        id(p): torch.nn.Parameter(torch.empty_like(p, dtype=torch.bfloat16), p.requires_grad)
+        for p in module.parameters()
+        if type(p) is torch.nn.Parameter and p.is_floating_point()
+    }
+    return copy.deepcopy(module, low)._apply(
         lambda x: x.to(torch.bfloat16) if x.is_floating_point() else x
     )
 
@@ -342,10 +353,8 @@ def path_of(node: Any) -> str:
 
 def line_of(node: Any) -> str:
     """Return the innermost line of the user's code that a call comes from, "" if unknown."""
-    frames = FRAME.findall(node.meta.get("stack_trace") or "")
-    others = tuple(f"{place}{os.sep}" for place in ELSEWHERE)
-    own = [(file, line) for file, line in frames if not file.startswith(others)]
-    return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
+    found = FRAME.search(node.meta.get("stack_trace") or "")
+    return f"{os.path.basename(found[1])}:{found[2]}" if found else ""
 
 
 def shape_of(nodes: Sequence[Any]) -> tuple[int | Extent, ...] | None:

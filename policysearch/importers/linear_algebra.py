@@ -72,9 +72,10 @@ def householder(t: Tracer, vectors: Tensor, tau: Tensor) -> Tensor:
 
 
 def root(t: Tracer, a: Tensor, upper: bool = False, **_: Any) -> Tensor:
-    """The triangle that times itself turned is A, the lower one by default (Cholesky)."""
-    lower = t.emit(cholesky, a)
-    return exchanged(t, lower, -1, -2) if upper else lower
+    """The triangle that times itself turned is A, of that of A, the lower by default (Cholesky)."""
+    if upper:
+        return exchanged(t, root(t, exchanged(t, a, -1, -2)), -1, -2)
+    return t.emit(cholesky, a)
 
 
 def solve_triangular(

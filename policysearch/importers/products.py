@@ -8,12 +8,14 @@ from types import MappingProxyType
 from typing import Any
 
 from policysearch.graph import Shape, size
-from policysearch.importers.attention import matmul
+from policysearch.importers.attention import masked_fill, matmul
 from policysearch.importers.elementwise import add, multiply
 from policysearch.importers.reductions import over
+from policysearch.importers.routing import arange, bucketize
 from policysearch.importers.shapes import diagonal, moved, permute, select
-from policysearch.importers.tracer import Rule, Tensor, Tracer
-from policysearch.ops import dense
+from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
+from policysearch.ops import dense, masks
+from policysearch.ops.comparison import compare
 from policysearch.ops.reduce import sum_over
 
 Labels = Sequence[str]
@@ -206,8 +208,30 @@ def bilinear(t: Tracer, a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | Non
     return result if bias is None else add(t, result, bias)
 
 
+def grouped_product(
+    t: Tracer, rows: Tensor, matrices: Tensor, ends: Tensor | None = None, *_: Any, **__: Any
+) -> Tensor:
+    """Multiply rows, sorted by their matrix, each by its own: all products, of which one counts.
+
+    `ends` are the numbers of rows up to each matrix. Rows behind the last are 0.
+    """
+    if ends is None or (len(rows.shape), len(matrices.shape)) != (2, 3):
+        raise refuse(
+            "groups of columns, or matrices of each group", "sort rows, and say their ends"
+        )
+    count, own = matrices.shape[0], bucketize(t, arange(t, rows.shape[0]), ends, right=True)
+    numbers = t.view(arange(t, count), (count, 1, 1))
+    other = t.whole(compare, t.view(own, (1, rows.shape[0], 1)), numbers, relation="not_equal")
+    start = len(t.b.nodes)
+    products = matmul(t, t.view(rows, (1, *rows.shape)), matrices)
+    result = over(t, sum_over, masked_fill(t, products, other, 0.0), 0)
+    t.list_under(masks.where.name, start)  # autocast casts it to its widest, if to any
+    return result
+
+
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
+        "_grouped_mm": grouped_product,
         "einsum": einsum,
         "tensordot": tensordot,
         "inner": inner,

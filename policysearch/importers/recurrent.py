@@ -128,7 +128,7 @@ def _arrays(
 
 
 def _read_once(t: Tracer, array: Tensor) -> Tensor:
-    """Return an array, or a state, as one call of torch reads it.
+    """Return an array, a state or an input as one call of torch reads it.
 
     It is cast once for all steps, so that its gradients are summed in that format.
     """
@@ -161,7 +161,7 @@ def _stacked(step: Step) -> Rule:
         projected = len(first) == 2 and first[0].shape[-1] != first[1].shape[-1]
         rows = _arrays(t, weights, ways, num_layers, biases=has_biases, projected=projected)
         x, packed = (x.steps, x) if isinstance(x, Packed) else (x, None)
-        x = exchanged(t, x, 0, 1) if batch_first else x
+        x = exchanged(t, x, 0, 1) if batch_first else _read_once(t, x)
         for layer in range(num_layers):
             outputs = list[Tensor]()
             for way in range(ways):

@@ -8,21 +8,30 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping
-from traceback import StackSummary
+from itertools import islice
+from traceback import FrameSummary, StackSummary
 from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
 import torch
+from torch._C._profiler import symbolize_tracebacks
 from torch._decomp import decomposition_table
 from torch._functorch import eager_transforms, vmap
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_impls import op_implementations_dict
+from torch.export import _trace
+from torch.fx import Graph
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx.experimental import proxy_tensor
 from torch.utils._traceback import CapturedTraceback
 
 from policysearch.values import InputError
+
+ELSEWHERE = tuple(f"{os.path.dirname(file)}{os.sep}" for file in (torch.__file__, __file__))
+"""Where the lines are that are not the user's."""
 
 GRADIENT_REMEDY = "expected the gradients that torch derives; leave it out"
 DERIVATIVE_REMEDY = (
@@ -100,18 +109,24 @@ def _refusal(what: str, remedy: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def results_known() -> Iterator[None]:
-    """While it is entered, torch.export knows what `ctc_loss` and batch norms give.
+    """While it is entered, torch.export knows what CTC, grouped products and batch norms give.
 
     Of the first it has no shapes: they are those of a value inside, which no program of the export
-    has. The second lies in the order of axes, or with channels last, and not in that of its input.
+    has. Of the second it takes bfloat16 alone, unlike the kernels. The third lies in the order of
+    axes, or with channels last, and not in that of its input.
     """
 
     def alignments(mode: Any, op: Any, log_p: Any, *others: Any, **options: Any) -> Any:
         with mode:
             return log_p.new_empty(log_p.shape[1:-1]), log_p.new_empty(log_p.shape)
 
+    def grouped(mode: Any, op: Any, rows: Any, matrices: Any, *_: Any, **__: Any) -> Any:
+        with mode:
+            return rows.new_empty(*rows.shape[:-1], matrices.shape[-1])
+
     aten = torch.ops.aten
     known = dict.fromkeys((aten._ctc_loss.default, aten._ctc_loss.Tensor), alignments)
+    known |= {op.default: grouped for op in (getattr(aten, "_grouped_mm", None),) if op}
     legit = aten._native_batch_norm_legit
     norms = (aten.native_batch_norm.default, legit.default, legit.no_stats)
     made = {norm: _in_order(decomposition_table[norm]) for norm in norms}
@@ -237,15 +252,33 @@ def attributes_kept(module: Any) -> Iterator[None]:
                 getattr(part, name).update(hung)
 
 
+UNREAD = (
+    (proxy_tensor, "_extract_tensor_metadata"),
+    (_trace, "_replace_unbacked_bindings"),
+    (Graph, "lint"),
+)
+"""What torch says of every call a second time, and takes a tenth of an export for; by version."""
+
+
 @contextlib.contextmanager
 def read_alone(lines: bool) -> Iterator[None]:
     """While it is entered, torch writes no code of the graphs it makes, which nobody runs.
 
-    Nor, without `lines`, says of every call from where it came.
+    Of every call it says the innermost line of the user's `forward`, or nothing without `lines`,
+    and nothing of what is UNREAD.
     """
+    said = _innermost if lines else lambda _: StackSummary()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_use_lazy_graph_module(True))
-        if not lines:
-            nowhere = mock.patch.object(CapturedTraceback, "summary", lambda _: StackSummary())
-            stack.enter_context(nowhere)
+        stack.enter_context(mock.patch.object(CapturedTraceback, "summary", said))
+        for owner, name in UNREAD:
+            if hasattr(owner, name):
+                stack.enter_context(mock.patch.object(owner, name, lambda *_, **__: None))
         yield
+
+
+def _innermost(captured: Any) -> StackSummary:
+    """Return the innermost line of a `forward` that is the user's; torch keeps no others."""
+    known: Any = symbolize_tracebacks([captured.tb])[0] if captured.tb is not None else []
+    own = (f for f in known if f["name"] == "forward" and not f["filename"].startswith(ELSEWHERE))
+    return StackSummary(FrameSummary(f["filename"], f["line"], f["name"]) for f in islice(own, 1))

@@ -15,6 +15,7 @@ from policysearch.importers.aliases import in_place, op_of
 from policysearch.importers.constants import (
     arguments_of,
     bag_sizes,
+    check_lengths,
     copies_keys,
     growing_axes,
     growth,
@@ -92,11 +93,8 @@ class Reader:
         check_hooks(module)
         check_layouts(module)
         read = exports(module, example, training)
-        self._exports, self._casts_known, self._aliases = (
-            read.programs,
-            read.casts_known,
-            read.aliases,
-        )
+        self._exports, self._casts_known = read.programs, read.casts_known
+        self._aliases = read.aliases
         self._two = self._exports[0]
         self._arrays = array_names(module, self._two)
         self._known = dict(self._arrays)
@@ -356,6 +354,7 @@ class Reader:
             arguments = (*arguments, single_axes(two.args[0]))
         if op == "aten.index":
             arguments = (arguments[0], tuple(self._places(two.args[1], arguments[1], fixed)))
+        check_lengths(two, self._ends)
         if op == "aten.embedding_bag":
             options = (*options, ("bags", bag_sizes(two, self._ends)))
         if draws(two):

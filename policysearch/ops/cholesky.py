@@ -14,8 +14,7 @@ from policysearch.ops.linear_algebra import or_nan, regular, turned, wide
 
 
 def _root(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    matrix = wide(inputs[0])
-    return or_nan(np.linalg.cholesky, (matrix + turned(matrix)) / 2).astype(np.float32)
+    return or_nan(np.linalg.cholesky, wide(inputs[0])).astype(np.float32)
 
 
 def _cholesky_gradient(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
@@ -52,4 +51,7 @@ cholesky: Op = Op(
     kind="reduce",
     placement="fp32",
 )
-"""The lower triangle L of L L' = A, which torch asks to be symmetric, as its gradient is."""
+"""The lower triangle L of L L' = A, of which only that triangle is read; the gradient is symmetric.
+
+So has torch both.
+"""

@@ -6,45 +6,46 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from policysearch.graph import Attrs, Example, FloatArray, Op, size
-from policysearch.ops.elementwise import same_shape
+from policysearch.graph import Attrs, Example, FloatArray, Node, Op, size
+from policysearch.ops.builder import Builder
+from policysearch.ops.comparison import compare
+from policysearch.ops.elementwise import add, same_shape, scale, subtract
+from policysearch.ops.exponentials import exp, log
+from policysearch.ops.masks import masked_fill
+from policysearch.ops.shape import flip
+
+LOWEST = float(np.finfo(np.float32).min)
 
 
 def _log_cumsum_exp(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     return np.logaddexp.accumulate(inputs[0], attrs["axis"], np.float64).astype(np.float32)
 
 
-def _log_cumsum_exp_gradient(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+def _log_cumsum_exp_gradient(b: Builder, node: Node, grad: int) -> int:
     """e^x times the sum of grad e^-y from each place on, positive and negative parts apart.
 
-    Both by logarithms, as torch (`FunctionsManual.cpp`): nothing overflows.
+    By logarithms, in the steps of torch (`FunctionsManual.cpp`), each of which rounds.
     """
-    grad, x, y = (np.moveaxis(each.astype(np.float64), attrs["axis"], 0) for each in inputs)
-    total = np.zeros_like(x)
-    for sign in (1.0, -1.0):
-        with np.errstate(divide="ignore"):
-            logarithms = np.log(np.maximum(sign * grad, 0.0)) - y
-        total += sign * np.exp(np.flip(np.logaddexp.accumulate(np.flip(logarithms, 0), 0), 0) + x)
-    return np.moveaxis(total, 0, attrs["axis"]).astype(np.float32)
+    axis = {"axes": (node.attributes["axis"],)}
+
+    def summed(part: int) -> int:
+        there = b.emit(compare, part, attrs={"relation": "greater", "number": 0.0})
+        held = b.emit(masked_fill, part, there, attrs={"value": 1.0, "outside": True})
+        logs = b.emit(log, held)
+        logs = b.emit(masked_fill, logs, there, attrs={"value": LOWEST, "outside": True})
+        behind = b.emit(flip, b.emit(subtract, logs, node.id), attrs=axis)
+        run = b.emit(flip, b.emit(log_cumsum_exp, behind, attrs=node.attributes), attrs=axis)
+        return b.emit(exp, b.emit(add, run, node.inputs[0]))
+
+    negative = b.emit(scale, grad, attrs={"factor": -1.0})
+    return b.emit(subtract, summed(grad), summed(negative))
 
 
-log_cumsum_exp_grad = Op(
-    "logcumsumexp_grad",
-    same_shape,
-    _log_cumsum_exp_gradient,
-    flops=lambda inputs, out, attrs: 24 * size(out),
-    kind="reduce",
-)
-
-log_cumsum_exp = Op(
+log_cumsum_exp: Op = Op(
     "logcumsumexp",
     same_shape,
     _log_cumsum_exp,
-    gradients=(
-        lambda b, node, grad: b.emit(
-            log_cumsum_exp_grad, grad, *node.inputs, node.id, attrs=node.attributes
-        ),
-    ),
+    gradients=(_log_cumsum_exp_gradient,),
     flops=lambda inputs, out, attrs: 12 * size(out),
     example=lambda rng: Example((rng.standard_normal((3, 4, 2)).astype(np.float32),), {"axis": 1}),
     kind="reduce",

@@ -30,6 +30,9 @@ Direction = Literal["fprop", "dgrad", "wgrad"]
 Tensor = Literal["image", "weight", "result"]
 MOST_LANES = 16
 
+DRAWN = 8191
+"""So many numbers are drawn for samples: a prime, no multiple of which are the extents of nets."""
+
 OPERANDS: dict[Direction, tuple[Tensor, Tensor, Tensor]] = {
     "fprop": ("image", "weight", "result"),
     "dgrad": ("result", "weight", "image"),
@@ -138,21 +141,20 @@ def bind_compiled(direction: Direction, *, positive_zero: bool) -> Bind:
 def samples(g: Geometry, direction: Direction) -> Iterator[tuple[list[FloatArray], FloatArray]]:
     """Yield operands of a convolution, and its output, which holds anything.
 
-    The first are random. For fprop, the last product of every result then is negative and
-    underflows, and the others are zero: the sum is -0, and BLAS kernels keep the sign or not.
-    (The gradients are added to zero afterwards, which drops it.)
+    For fprop, first those where the last product of every result is negative and underflows, and
+    the others are zero: the sum is -0, and BLAS kernels keep the sign or not. (The gradients are
+    added to zero afterwards, which drops it.) Then random ones, over and over the same DRAWN.
     """
-    rng = np.random.default_rng(0)
-    *read, result = OPERANDS[direction]
-    tensors = {name: rng.standard_normal(_stored(g, name), dtype=np.float32) for name in read}
-    tensors[result] = np.zeros(_stored(g, result), np.float32)
+    drawn = np.random.default_rng(0).standard_normal(DRAWN, dtype=np.float32)
+    tensors = {name: np.zeros(_stored(g, name), np.float32) for name in OPERANDS[direction]}
     left, right, out = (tensors[name].transpose(3, 1, 0, 2) for name in OPERANDS[direction])
-    yield [left, right], out
     if direction == "fprop":
         tensors["image"].fill(1e-23)
-        tensors["weight"].fill(0.0)
         tensors["weight"][-1, -1, -1] = -1e-23
         yield [left, right], out
+    for name in OPERANDS[direction][:2]:
+        tensors[name][...] = np.resize(drawn, _stored(g, name))
+    yield [left, right], out
 
 
 def _stored(g: Geometry, tensor: Tensor) -> Shape:
