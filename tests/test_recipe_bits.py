@@ -15,9 +15,14 @@ import en_dtypes
 import numpy as np
 import pytest
 
-from policysearch.formats import format_named
-from policysearch.graph import FloatArray
+from policysearch.emulator.compile import compile_graph
+from policysearch.formats import Rounding, format_named
+from policysearch.graph import FloatArray, Node
+from policysearch.ops.builder import Builder
+from policysearch.ops.catalogue import OPS
+from policysearch.ops.source import data
 from policysearch.policy.scaling import Scaling
+from policysearch.rewrite.scaling_pass import Asked, ScalingPass
 from tests.quantised import COLUMNS, E4M3, ROWS, quantised, values
 
 torch = pytest.importorskip("torch")
