@@ -347,9 +347,10 @@ def test_a_scheduler_that_speaks_tls_is_joined_with_its_files_alone(
         assert main(run) == 2
         assert "without --tls-ca-file; expected tls://" in capsys.readouterr().err
         assert main([*run, *tls[:2]]) == 2
-        assert (
-            "--tls: expected --tls-ca-file, --tls-cert, --tls-key, all" in capsys.readouterr().err
+        said = (
+            "--cluster and --tls-ca-file alone; expected --tls-ca-file, --tls-cert, --tls-key, all"
         )
+        assert said in capsys.readouterr().err
         assert main([*run, *tls[:-1], "nowhere.pem"]) == 2
         assert "--tls-key: nowhere.pem; expected a PEM file" in capsys.readouterr().err
         assert main([*run, *tls[:-1], str(study)]) == 2  # no key
