@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from policysearch.graph import Attrs, Example, FloatArray, Node, Op, size
+
+# The order of the catalogue, and so of every op list, is that of the first file that names an op.
+from policysearch.ops import masks, shape
 from policysearch.ops.builder import Builder
 from policysearch.ops.comparison import compare
 from policysearch.ops.elementwise import add, same_shape, scale, subtract
 from policysearch.ops.exponentials import exp, log
-from policysearch.ops.masks import masked_fill
-from policysearch.ops.shape import flip
 
 LOWEST = float(np.finfo(np.float32).min)
 
@@ -30,11 +31,11 @@ def _log_cumsum_exp_gradient(b: Builder, node: Node, grad: int) -> int:
 
     def summed(part: int) -> int:
         there = b.emit(compare, part, attrs={"relation": "greater", "number": 0.0})
-        held = b.emit(masked_fill, part, there, attrs={"value": 1.0, "outside": True})
+        held = b.emit(masks.masked_fill, part, there, attrs={"value": 1.0, "outside": True})
         logs = b.emit(log, held)
-        logs = b.emit(masked_fill, logs, there, attrs={"value": LOWEST, "outside": True})
-        behind = b.emit(flip, b.emit(subtract, logs, node.id), attrs=axis)
-        run = b.emit(flip, b.emit(log_cumsum_exp, behind, attrs=node.attributes), attrs=axis)
+        logs = b.emit(masks.masked_fill, logs, there, attrs={"value": LOWEST, "outside": True})
+        behind = b.emit(shape.flip, b.emit(subtract, logs, node.id), attrs=axis)
+        run = b.emit(shape.flip, b.emit(log_cumsum_exp, behind, attrs=node.attributes), attrs=axis)
         return b.emit(exp, b.emit(add, run, node.inputs[0]))
 
     negative = b.emit(scale, grad, attrs={"factor": -1.0})
