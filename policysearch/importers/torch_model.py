@@ -111,7 +111,7 @@ class TorchModel(Model):
         return replace(self, attention=kind)
 
     def without_inner_masks(self) -> Model:
-        calls = tuple(map(_unmasked, self.program.calls))
+        calls = tuple(map(_without_masks, self.program.calls))
         if calls == self.program.calls:
             return self
         return replace(self, program=replace(self.program, calls=calls))
@@ -175,7 +175,7 @@ class TorchModel(Model):
         return Traced(tracer.full(others[0]) if others else loss, loss, statistics)
 
 
-def _unmasked(call: Call) -> Call:
+def _without_masks(call: Call) -> Call:
     """Return a call of attention or of recurrent layers that drops nothing inside."""
     if call.op == ATTENTION:
         kept = tuple((name, x) for name, x in call.options if name != "dropout_p")
