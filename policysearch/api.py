@@ -294,6 +294,7 @@ def from_loader(
     optimizer: Any = None,
     scheduler: Any = None,
     precision: str = "no",
+    scaler: Any = None,
     init_from: str | Path | None = None,
     **options: Any,
 ) -> Script:
@@ -305,7 +306,8 @@ def from_loader(
     See `policysearch.train.scripts.loader.from_loader` for the others and what it raises.
     """
     taken = {"steps": steps, "epochs": epochs, "seed": seed, "precision": precision}
-    read = {"optimizer": optimizer, "scheduler": scheduler, "init_from": init_from}
+    read = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+    read["init_from"] = init_from
     said = {"loss": loss, **taken, **read, **options}
     return _read("from_loader", "loader", module, loader, **said)
 

@@ -34,6 +34,9 @@ from policysearch.verify.verdict import FILE, JOB, RESULT, VALUES, Job
 VECTOR = 64
 """A multiple of the values in a vector of any CPU, below float32."""
 
+RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+"""Functions that have dropouts between their layers."""
+
 FUNCTIONS: Mapping[str, Any] = MappingProxyType(
     {
         "softmax_cross_entropy": functional.cross_entropy,
@@ -60,18 +63,19 @@ def main(folder: Path) -> None:
     _as_the_policy_says()
     job: Job = pickle.loads((folder / JOB).read_bytes())
     dataset = job.task.load_dataset()
-    model = job.task.build_model(dataset).without_inner_masks()
+    built = job.task.build_model(dataset)
+    model = built.without_inner_masks()
     module = _module(model, job.source)
     loaded(module, initial_parameters(model, job.seed))
     grouped = by_parameter(job.task.groups, model.parameters())
     for name, parameter in module.named_parameters():
         if name in grouped and grouped[name].frozen:
             parameter.requires_grad_(False)
-    # before the file is read, which keeps copies of what these are
-    attention, dropout = _leave_out_inner_masks(), _Dropout(job.seed)
-    functional.dropout = dropout
+    functional.dropout = dropout = _Dropout(job.seed)
     exported = _exported(folder / FILE)
-    exported.OP.update({dropout: "dropout", attention: "matmul"})
+    exported.OP[dropout] = "dropout"
+    if model is not built:
+        _leave_out_inner_masks(exported)
     keys = list(module.state_dict())
     kind = torch.device(job.place).type
     module = module.train().to(job.place)
@@ -117,37 +121,24 @@ def _as_the_policy_says() -> None:
     torch._VF.lstm = written_out(torch._VF.lstm)
 
 
-def _leave_out_inner_masks() -> Any:
-    """Have torch's calls of attention and recurrent layers drop nothing, as the model does not.
+def _leave_out_inner_masks(exported: Any) -> None:
+    """Have the layers of a file call attention and recurrent layers so that these drop nothing."""
+    layer, attention = exported._Layer, functional.scaled_dot_product_attention
+    call = layer.call
 
-    Returns torch's own attention.
-    """
-
-    def unmasked(layers: Any) -> Any:
-        def call(x: Any, second: Any, third: Any, *others: Any) -> Any:
+    def without(self: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        if function is attention:
+            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+            given = {**dict(zip(names, args, strict=False)), **kwargs, "dropout_p": 0.0}
+            return call(self, function, (), given)
+        if function in RECURRENT:
+            x, second, third, *others = args
             # packed: sizes of its steps, and the states after them
             place = 3 if isinstance(third, torch.Tensor | tuple) else 2
-            return layers(x, second, third, *others[:place], 0.0, *others[place + 1 :])
+            args = (x, second, third, *others[:place], 0.0, *others[place + 1 :])
+        return call(self, function, args, kwargs)
 
-        return call
-
-    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        setattr(torch._VF, name, unmasked(getattr(torch._VF, name)))
-    attention = functional.scaled_dot_product_attention
-
-    def attend(
-        query: Any,
-        key: Any,
-        value: Any,
-        attn_mask: Any = None,
-        dropout_p: float = 0.0,
-        *others: Any,
-        **named: Any,
-    ) -> Any:
-        return attention(query, key, value, attn_mask, 0.0, *others, **named)
-
-    vars(functional)["scaled_dot_product_attention"] = attend
-    return attention
+    layer.call = without
 
 
 def _module(model: Model, source: Any) -> Any:
