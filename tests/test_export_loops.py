@@ -221,6 +221,25 @@ def test_the_trainer_of_transformers(
     assert (gap == 0.0) if adapted else (gap > 1e-3)  # nothing is scaled: float16 underflows
 
 
+def test_a_trainer_without_a_policy_does_not_train(exported: Any, tmp_path: Path) -> None:
+    """Nor says that it does: the class alone applies none."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    module, data = parts()
+    module.__class__ = HF
+    rows = [{"x": x, "labels": y} for x, y in data]
+
+    class Mine(exported.PolicyTrainer, transformers.Trainer):  # type: ignore[name-defined,misc]
+        pass
+
+    arguments = transformers.TrainingArguments(str(tmp_path), max_steps=1, use_cpu=True)
+    trainer = Mine(model=module, args=arguments, train_dataset=rows)
+    before = [p.detach().clone() for p in module.parameters()]
+    with pytest.raises(ValueError, match=r"no policy on its model; expected apply_policy\(model\)"):
+        trainer.train()
+    assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+
+
 def lit(exported: Any, plugin: Any, inner: bool = True) -> tuple[Any, Any]:
     lightning = pytest.importorskip("lightning")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

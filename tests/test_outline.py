@@ -310,7 +310,9 @@ def test_init_of_a_function_that_gives_a_script_is_a_study_that_runs(
     assert main(["init", "train.py:script", "--device", "L4", *chosen]) == 0
     text = Path("train.toml").read_text()
     assert 'baseline = "torch.autocast.float16"' in text and "steps = 4" in text
-    assert 'batch_size = 256\nbatch_size_reason = "the batch that you train at"' in text
+    assert (
+        'batch_size = 256\nbatch_size_reason = "of --batch; the script trains at another"' in text
+    )
 
 
 TERMS = """

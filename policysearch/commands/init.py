@@ -82,6 +82,9 @@ def _init(options: argparse.Namespace) -> None:
         study, script = _study_of(options, path, "", _named(path, function, MODELS, "model"))
     text, lines = _text_and_lines(study, script)
     write_files({out.name: text.encode()}, out.parent)
+    if script is None and outline and outline.trains:
+        unread = f"the training in line {outline.trains} is not read: its recipe goes in by"
+        lines.append(f"{unread} {outline.words}, see docs/own-script.md")
     print("\n".join([f"wrote {out}: {lines[0]}", *lines[1:]]))
     print(f"next: policysearch run {out}")
 
@@ -111,7 +114,7 @@ def _study_of(
     one_of("--baseline", baseline, PRESETS)
     study = FirstStudy(
         net=path,
-        name=Path(path).stem,
+        name=(options.out or Path(path)).stem,
         model=f"{path}:{model}",
         data="" if script else _data_of(options, path),
         device_name=device_name,

@@ -164,6 +164,7 @@ class FirstStudy:
         lines = [f"assumed {name}: {value} (--{name})" for name, value in self._assumptions()]
         if self.script:
             return [found, *lines]
+        lines.insert(0, f"taken: {self.model} and {self.data}")
         return [found, *lines, "assumed optimizer, rate and schedule: edit [task] to your own"]
 
     def limits(self, spec: StudySpec) -> list[str]:
@@ -190,6 +191,7 @@ class FirstStudy:
         if trained == self.batch:
             return ""
         reason = "the batch that you train at" + self._assumed("batch", ", assumed")
+        reason = "of --batch; the script trains at another" if self.script else reason
         return f'batch_size = {self.batch}\nbatch_size_reason = "{reason}"\n'
 
     def _scalings(self) -> str:

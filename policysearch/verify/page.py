@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from policysearch.policy.policy import LayerPolicy
+from policysearch.policy.products import is_narrow
 from policysearch.train.divergence import tail_mean
 from policysearch.values import NO_LAYER
 from policysearch.verify.jittered_runs import BORDER, DRAWS
@@ -37,7 +38,12 @@ def _steps(verdict: Verdict) -> list[str]:
 
 
 def _dtypes(verdict: Verdict) -> list[str]:
-    rows = [f"{name or NO_LAYER}: {dtype}" for name, dtype in verdict.dtypes.items()]
+    asked = dict(verdict.policy.layers)
+    rows = []
+    for name, dtype in verdict.dtypes.items():
+        narrow = name in asked and is_narrow(asked[name].compute)
+        read = f", of operands in {asked[name].compute}" if narrow else ""
+        rows.append(f"{name or NO_LAYER}: {dtype}{read}")
     return [f"results in {verdict.target}:", *(f"  {row}" for row in rows)]
 
 
@@ -74,7 +80,7 @@ def _summary(verdict: Verdict) -> list[str]:
         lines.append(
             f"each step from {verdict.target}'s values: losses {forced.losses.max():.1e} apart "
             f"(jittered {forced.own_losses.max():.1e}); {forced.farther:.0%} of the moves of "
-            f"{len(forced.names)} parameters are further apart than jittered ones"
+            f"{len(forced.names)} parameters are further apart than jittered ones; this decides"
         )
     lines += [f"{verdict.target} does otherwise: {line}" for line in verdict.unlike]
     outcome = [f"FAIL: {line}" for line in verdict.faults]

@@ -35,12 +35,17 @@ def use_in_accelerate(accelerator, device_type="cpu"):
 class PolicyTrainer:
     """For the Trainer of transformers: `class Mine(PolicyTrainer, transformers.Trainer): pass`.
 
-    The module it is given is one that `apply_policy` was called with.
+    The module it is given is one that `apply_policy` was called with: `Mine(apply_policy(model))`.
     """
 
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()
         use_in_accelerate(self.accelerator, self.args.device.type)
+
+    def train(self, *args, **kwargs):
+        if self.model is not None and not _applied(self.model):
+            raise ValueError("PolicyTrainer: no policy on its model; expected apply_policy(model)")
+        return super().train(*args, **kwargs)
 
 
 def lightning_plugin(device_type="cpu", package="lightning.pytorch"):
