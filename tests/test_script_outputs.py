@@ -11,6 +11,7 @@ import pytest
 
 import policysearch as ps
 from policysearch.policy.presets import preset
+from policysearch.train.constant import constant_of
 from policysearch.train.training import train
 
 torch = pytest.importorskip("torch")
@@ -140,6 +141,8 @@ def test_accuracy_and_metric_of_next_words_are_those_of_the_net(tmp_path: Path) 
     policy = preset("float32", script.model.layer_names)
     run = train(script.task, policy, 0, dataset=script.data)
     assert run.validation_accuracy == 1.0 and run.metric == 1.0
+    constant = constant_of(script.data, "own", script.task.outputs_of(script.model))
+    assert constant is not None and constant.validation_labels == 32 * 7
     unlearned = train(
         ps.Task(**{**vars(script.task), "learning_rate": 1e-9}), policy, 0, dataset=script.data
     )

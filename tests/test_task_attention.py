@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 import torch
 from torch import Tensor, nn
 
+from policysearch.cli import main
 from policysearch.cost.price import StepPrice, step_price
 from policysearch.data.datasets import Dataset
 from policysearch.export.torch import export, losses
@@ -25,6 +26,7 @@ from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.study.first_study import NOT_FLASH
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
@@ -68,6 +70,46 @@ def test_verify_trains_in_torch_with_the_kernel(kind: Attention, name: str) -> N
     verdict = verify(policy, task, steps=3)
     assert verdict.faults == verdict.undecided == verdict.unlike == ()
     assert verdict.gaps[0] < 2e-6
+
+
+NET = """
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.head = nn.Linear(8, 24), nn.Linear(8, 3)
+
+    def forward(self, x):
+        q, k, v = (y.unsqueeze(1) for y in self.qkv(x).chunk(3, -1))
+        y = scaled_dot_product_attention(q, k, v, dropout_p=0.0)
+        return self.head(y.squeeze(1).mean(1))
+
+def data():
+    return torch.randn(64, 5, 8), torch.arange(64) % 3
+"""
+
+
+@pytest.mark.parametrize(
+    "change", [("", ""), ("y.unsqueeze(1) for", "y for"), ("dropout_p=0.0", "dropout_p=0.1")]
+)
+def test_init_says_where_attention_is_no_flash_kernel(
+    change: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = NET.replace(*change)
+    text = text if "unsqueeze" in text else text.replace("y.squeeze(1)", "y")
+    Path("net.py").write_text(text, encoding="utf-8")
+    assert main(["init", "net.py"]) == 0
+    said = capsys.readouterr().out
+    assert "taken: net.py:Net and net.py:data" in said
+    assert (NOT_FLASH in said) == bool(change[0])
+    assert 'attention = "flash"' in Path("net.toml").read_text(encoding="utf-8")
 
 
 class OfTorch(nn.Module):

@@ -61,7 +61,8 @@ class Objective(Pricing):
     @property
     def constant(self) -> Constant | None:
         """What the best predictor that ignores its inputs gets of the task's data, if known."""
-        return constant_of(self.dataset, loss_of(self.model, self.task.loss))
+        outputs = self.task.outputs_of(self.model)
+        return constant_of(self.dataset, loss_of(self.model, self.task.loss), outputs)
 
     def measure(
         self,

@@ -75,6 +75,13 @@ ENOUGH = "assumed: enough for float32 to learn; more finds late failures"
 RUN_TODAY = 'baseline = "{}"  # what you run today{}\n'
 ATTENTION = 'attention = "flash"             # what runs your scaled_dot_product_attention\n'
 
+FLASH = "flash_attention"
+NOT_FLASH = (
+    "attention is trained and priced as torch's MATH kernel, with a softmax in float32: the flash "
+    "kernel modeled here takes [batch, heads, length, width] and no dropout inside"
+)
+"""What is said of calls of attention that the flash kernel does not run."""
+
 
 @dataclass(frozen=True)
 class FirstStudy:
@@ -171,6 +178,9 @@ class FirstStudy:
         """Return which formats no layer runs in, and where launches set the time at this batch."""
         objective = objective_of(spec)
         lines = left_out(spec.space, objective.model, spec.study.target)
+        step = spec.task.tracing(objective.model, spec.task.batch_size).float32
+        if spec.task.attention == "flash" and FLASH not in {n.op.name for n in step.nodes}:
+            lines.append(NOT_FLASH)
         if "batch" in self.assumed and objective.float32_price.time.launch_bound:
             other = "another" if self.script else "the batch as you train it"
             lines.append(

@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.data.datasets import Dataset
+from policysearch.graph import Shape
 from policysearch.nn.model import OWN_LOSS
 from policysearch.ops.loss import IGNORED
+from policysearch.train.labels import labels_of
 from policysearch.train.losses import CROSS_ENTROPIES
 
 Array = NDArray[Any]
@@ -73,9 +75,12 @@ class Constant:
     validation_labels: int
 
 
-def constant_of(dataset: Dataset, loss: str) -> Constant | None:
-    """Return what the best constant predictor gets under `loss`; None where no label counts."""
-    wanted = counted(dataset.validation[1])
+def constant_of(dataset: Dataset, loss: str, outputs: Shape = ()) -> Constant | None:
+    """Return what the best constant predictor gets under `loss`; None where no label counts.
+
+    `outputs` is the shape of a net's for one example: those of next labels leave the first out.
+    """
+    wanted = counted(labels_of(outputs, dataset.validation[1]))
     if not wanted.size:
         return None
     train, validation = (

@@ -318,6 +318,11 @@ class Task:
         check_metric(self.metric, shape, labels_of(shape, dataset.validation[1]))
         return model
 
+    def outputs_of(self, model: Model) -> tuple[int, ...]:
+        """Return the shape of what a model gives for one example."""
+        outputs = trace_forward(model, SMALLEST_BATCH).output("logits").shape
+        return of_one_example(outputs, SMALLEST_BATCH)
+
     def tracing(self, model: Model, batch_size: int) -> Tracing:
         """Return what traces the training step of `model`, on `batch_size` examples."""
         optimizer, parts = self.build_optimizer(), self.accumulation_steps
