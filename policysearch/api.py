@@ -307,8 +307,7 @@ def from_loader(
     """
     taken = {"steps": steps, "epochs": epochs, "seed": seed, "precision": precision}
     read = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
-    read["init_from"] = init_from
-    said = {"loss": loss, **taken, **read, **options}
+    said = {"loss": loss, **taken, **read, "init_from": init_from, **options}
     return _read("from_loader", "loader", module, loader, **said)
 
 

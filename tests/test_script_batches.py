@@ -270,3 +270,25 @@ def test_a_net_whose_loss_is_inside_a_function_is_made_again_elsewhere(
     (loss, outputs), (same, same_outputs) = here, again  # which come beside the loss, found or told
     assert torch.equal(loss, same) and loss.dim() == 0
     assert torch.equal(outputs, same_outputs) and outputs.shape == (8, 2)
+
+
+def test_a_loader_that_validates_gives_an_eighth_of_what_is_trained_on(tmp_path: Path) -> None:
+    """Or 8 batches, if that is more; without one the same examples validate, and that is said."""
+    x, y = torch.randn(400, 3), torch.arange(400) % 2
+    batches = list(zip(x.split(4), y.split(4), strict=True))
+
+    def read(steps: int, **options: Any) -> ps.Script:
+        loss = torch.nn.functional.cross_entropy
+        file = tmp_path / f"{steps} {sorted(options)}.spool"
+        return ps.from_loader(
+            torch.nn.Linear(3, 2), batches, loss=loss, steps=steps, spool=file, **options
+        )
+
+    assert read(16, validation=batches).data.validation_count == 8 * 4
+    many = read(160, validation=batches)
+    assert many.data.validation_count == 20 * 4 and "validation: 80 examples" in many.taken
+    few = read(160, validation=batches, validation_batches=3)
+    assert few.data.validation_count == 3 * 4
+    own = read(160)
+    assert own.data.validation_count == 8 * 4
+    assert any("of the same examples: `validation` takes" in line for line in own.taken)

@@ -105,11 +105,12 @@ def test_init_says_where_attention_is_no_flash_kernel(
     text = NET.replace(*change)
     text = text if "unsqueeze" in text else text.replace("y.squeeze(1)", "y")
     Path("net.py").write_text(text, encoding="utf-8")
-    assert main(["init", "net.py"]) == 0
+    assert main(["init", "net.py", "--out", "other.toml"]) == 0
     said = capsys.readouterr().out
     assert "taken: net.py:Net and net.py:data" in said
     assert (NOT_FLASH in said) == bool(change[0])
-    assert 'attention = "flash"' in Path("net.toml").read_text(encoding="utf-8")
+    written = Path("other.toml").read_text(encoding="utf-8")
+    assert 'attention = "flash"' in written and 'name = "other"' in written
 
 
 class OfTorch(nn.Module):

@@ -17,7 +17,7 @@ from policysearch.cli import main
 from policysearch.export.targets import target_named
 from policysearch.nn.models import lenet5
 from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import LayerPolicy, Policy
+from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.run import Run
 from policysearch.train.tasks import Task
@@ -77,6 +77,10 @@ def test_a_policy_trains_in_torch_as_here(mlp_verdict: Verdict) -> None:
     assert page.endswith("pass") and "1.67772e+07, skipped" in page
     assert f"{verdict.losses[0]:.7f}" in page and "fc1: float16" in page
     assert verdict.unlike == () and "otherwise" not in page
+    low = verdict.policy.with_layers({"fc1": uniform_layer("float8_e4m3fn")})
+    narrow = verdict_page(replace(verdict, policy=low))
+    assert ", of operands in" not in page
+    assert [line for line in narrow.splitlines() if line.endswith(", of operands in float8_e4m3fn")]
     other = verdict_page(replace(verdict, unlike=("layer fc1: it does not",)))
     assert "\ntorch does otherwise: layer fc1: it does not\n" in other
 

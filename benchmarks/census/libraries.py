@@ -147,21 +147,28 @@ def _tokens_and_mask(generator: torch.Generator, batch: int) -> tuple[torch.Tens
     return ids, (torch.arange(TIME) < lengths).long()
 
 
-NETS: Mapping[str, Net] = MappingProxyType(
-    {
+def nets_of(
+    images: Mapping[str, tuple[int, Mapping[str, Any]]],
+    masked: Mapping[str, tuple[str, Mapping[str, Any]]],
+    causal: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Net]:
+    """Return nets of timm, and of transformers with a mask and as decoders, by name."""
+    return {
         **{
             f"timm {name}": Net(_of_timm(name, options), normal((3, side, side)))
-            for name, (side, options) in IMAGES.items()
+            for name, (side, options) in images.items()
         },
         **{
             f"{name}For{head}": Net(_of_transformers(Masked, name, head, options), _tokens_and_mask)
-            for name, (head, options) in MASKED.items()
+            for name, (head, options) in masked.items()
         },
         **{
             f"{name}ForCausalLM": Net(
                 _of_transformers(Decoder, name, "CausalLM", options), whole((TOKENS, (TIME,)))
             )
-            for name, options in CAUSAL.items()
+            for name, options in causal.items()
         },
     }
-)
+
+
+NETS: Mapping[str, Net] = MappingProxyType(nets_of(IMAGES, MASKED, CAUSAL))

@@ -10,15 +10,9 @@ from benchmarks.census.libraries import (
     DRY,
     GROUPED,
     SMALL_HEADS,
-    TIME,
-    TOKENS,
-    Decoder,
-    Masked,
-    _of_timm,
-    _of_transformers,
-    _tokens_and_mask,
+    nets_of,
 )
-from benchmarks.census.net import Net, normal, whole
+from benchmarks.census.net import Net
 
 IMAGES: Mapping[str, tuple[int, Mapping[str, Any]]] = MappingProxyType(
     {
@@ -125,21 +119,4 @@ CAUSAL: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 """Decoders of transformers, which read tokens alone."""
 
-NETS: Mapping[str, Net] = MappingProxyType(
-    {
-        **{
-            f"timm {name}": Net(_of_timm(name, options), normal((3, side, side)))
-            for name, (side, options) in IMAGES.items()
-        },
-        **{
-            f"{name}For{head}": Net(_of_transformers(Masked, name, head, options), _tokens_and_mask)
-            for name, (head, options) in MASKED.items()
-        },
-        **{
-            f"{name}ForCausalLM": Net(
-                _of_transformers(Decoder, name, "CausalLM", options), whole((TOKENS, (TIME,)))
-            )
-            for name, options in CAUSAL.items()
-        },
-    }
-)
+NETS: Mapping[str, Net] = MappingProxyType(nets_of(IMAGES, MASKED, CAUSAL))

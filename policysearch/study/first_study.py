@@ -178,9 +178,9 @@ class FirstStudy:
         """Return which formats no layer runs in, and where launches set the time at this batch."""
         objective = objective_of(spec)
         lines = left_out(spec.space, objective.model, spec.study.target)
-        step = spec.task.tracing(objective.model, spec.task.batch_size).float32
-        if spec.task.attention == "flash" and FLASH not in {n.op.name for n in step.nodes}:
-            lines.append(NOT_FLASH)
+        if spec.task.attention == "flash":
+            step = spec.task.tracing(objective.model, spec.task.batch_size).float32
+            lines += [] if FLASH in {node.op.name for node in step.nodes} else [NOT_FLASH]
         if "batch" in self.assumed and objective.float32_price.time.launch_bound:
             other = "another" if self.script else "the batch as you train it"
             lines.append(
@@ -200,8 +200,8 @@ class FirstStudy:
     def _priced(self, trained: int) -> str:
         if trained == self.batch:
             return ""
-        reason = "the batch that you train at" + self._assumed("batch", ", assumed")
-        reason = "of --batch; the script trains at another" if self.script else reason
+        own = "the batch that you train at" + self._assumed("batch", ", assumed")
+        reason = "of --batch; the script trains at another" if self.script else own
         return f'batch_size = {self.batch}\nbatch_size_reason = "{reason}"\n'
 
     def _scalings(self) -> str:

@@ -309,12 +309,12 @@ class Task:
             return self.model
         model = self._ruled(self._model(dataset))
         outputs = trace_forward(model, SMALLEST_BATCH).output("logits").shape
-        check_labels(self.loss, model, dataset, of_one_example(outputs, 2))
+        shape = of_one_example(outputs, SMALLEST_BATCH)
+        check_labels(self.loss, model, dataset, shape)
         by_parameter(self.groups, model.parameters())
         if self.metric and (not outputs or outputs[0] % SMALLEST_BATCH):
             given = f"metric: {model.name} gives {list(outputs) or 'its loss alone'}"
             raise InputError(f"{given}; expected a net that gives outputs, examples first")
-        shape = of_one_example(outputs, SMALLEST_BATCH)
         check_metric(self.metric, shape, labels_of(shape, dataset.validation[1]))
         return model
 
