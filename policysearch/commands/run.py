@@ -172,9 +172,9 @@ def _cluster_of(options: argparse.Namespace) -> Iterator[Cluster | None]:
     _, *tls = _cluster_options(options)
     files = [file for _, file in tls]
     if any(files) and (not all(files) or options.cluster is None):
-        given = " and ".join(f"--{name}" for name, said in _cluster_options(options) if said)
+        alone = " and ".join(f"--{name}" for name, file in _cluster_options(options) if file)
         valid = ", ".join(f"--tls-{part}" for part in TLS)
-        raise InputError(f"{given} alone; expected {valid}, all with --cluster, or none")
+        raise InputError(f"{alone} alone; expected {valid}, all with --cluster, or none")
     if options.cluster is None:
         yield None
         return
