@@ -49,6 +49,7 @@ from policysearch.train.scripts.script import Script as Script
 from policysearch.train.tasks import Task as Task
 from policysearch.values import InputError as InputError
 from policysearch.values import number, one_of, without_own_frames
+from policysearch.verify.jittered_runs import silent
 from policysearch.verify.verdict import Verdict, verify
 
 install()
@@ -434,14 +435,17 @@ def verify_policy(
     seed: int = 0,
     place: str = "cpu",
     batch_size: int | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Verdict:
     """Train the policy as `target` runs it, there on `place` and here, from the same values.
 
-    Batches are the study's unless `batch_size` is given. Raises InputError where the target is not
+    Batches are the study's unless `batch_size` is given. `progress` is told before each training
+    which it is. Raises InputError where the target is not
     installed or the policy does not fit.
     """
     task = study.task if batch_size is None else replace(study.task, batch_size=batch_size)
-    return verify(policy, task, target=target, steps=steps, seed=seed, place=place)
+    told = progress or silent
+    return verify(policy, task, target=target, steps=steps, seed=seed, place=place, progress=told)
 
 
 @without_own_frames

@@ -7,6 +7,7 @@ import difflib
 import functools
 import json
 import math
+import re
 import types
 import typing
 import unicodedata
@@ -139,6 +140,18 @@ def valid_names(names: Sequence[str], hint: str) -> str:
     return f"{hint} expected one of {', '.join(listed[:LISTED])} and {more} more"
 
 
+_WHOLE = {
+    "fp4": "float4",
+    "fp8": "float8",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "half": "float16",
+    "amp": "autocast.float16",
+}
+_SHORT = re.compile("|".join(_WHOLE))
+
+
 def near_miss(given: object, valid: Iterable[str]) -> str:
     """Return the end of a message that names the likeliest of `valid`; "" where none is near.
 
@@ -151,7 +164,8 @@ def near_miss(given: object, valid: Iterable[str]) -> str:
     variants = [name for low, name in names.items() if low.startswith(parts)]
     if variants and given.lower() not in names:
         return f"; did you mean {' or '.join(map(repr, variants))}?"
-    matches = difflib.get_close_matches(given.lower(), names, n=1)
+    whole = _SHORT.sub(lambda word: _WHOLE[word[0]], given.lower())
+    matches = difflib.get_close_matches(whole, names, n=1)
     return f"; did you mean {names[matches[0]]!r}?" if matches else ""
 
 

@@ -405,7 +405,7 @@ def test_formats_of_a_page_are_those_of_the_step_as_show_has_them() -> None:
     found = by_hand(results_of(layers=LAYERS))
     assert "The net was not kept" not in page(found)
     (lines,) = (layer_lines(found.spec, t) for t in found.trials if t.number == 20)
-    runs = {line.split()[0]: line.split()[1:3] for line in lines[1:]}
+    runs = {line.split()[0]: line.split()[1:3] for line in lines[2:]}
     assert runs["fc1"] == ["float8_e4m3fn", "float8_e5m2"]
     assert runs["tanh1"] == ["bfloat16", "bfloat16"], "no product, so nothing of 8 bits"
     only = replace(found, trials=(found.trials[-1],), confirmed=())

@@ -8,6 +8,7 @@ from policysearch.formats import format_named
 from policysearch.graph import Graph
 from policysearch.objective.objective import Objective
 from policysearch.policy.presets import PRESETS, preset
+from policysearch.report.lost import product_lines
 from policysearch.report.runs_in import runs_in, runs_of, tracing_of
 from policysearch.study.specification import spec_from_text
 from policysearch.train.tasks import Task
@@ -63,6 +64,25 @@ def test_norms_between_fp8_products_run_in_the_format_of_the_recipe(objective: O
     assert len(norms) > 1
     for norm in norms:
         assert runs[norm.layer].forward == (norm.format,)
+
+
+@pytest.mark.parametrize("name", ["float32", "te.current", "torch.autocast.bfloat16"])
+def test_products_are_counted_and_norms_that_run_otherwise_are_named(
+    name: str, objective: Objective
+) -> None:
+    policy = preset(name, objective.model.layer_names)
+    graph = objective.step_graph(policy)
+    formats, runs = dict(policy.layers), runs_in(graph)
+    first, *others = product_lines(formats, runs)
+    counts = dict(reversed(part.split(" in ")) for part in first.split(": ")[1].split(", "))
+    read = products(graph)
+    assert sum(map(int, counts.values())) == len(read)
+    norms = {n.layer: n.format for n in graph.nodes if n.op.name in ("batch_norm", "layer_norm")}
+    unlike = {n: form for n, form in norms.items() if form != formats[n].compute}
+    assert (name == "te.current") <= bool(unlike) and (name == "float32") <= (not unlike)
+    for layer, form in unlike.items():
+        said = f": named {formats[layer].compute}, runs in {form}"
+        assert any(layer in line.split(": ")[0].split(", ") and said in line for line in others)
 
 
 def test_nothing_is_said_of_another_net() -> None:

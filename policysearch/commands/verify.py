@@ -16,6 +16,7 @@ from policysearch.values import InputError, one_of
 if TYPE_CHECKING:
     from policysearch.study.specification import StudySpec
     from policysearch.train.tasks import Task
+    from policysearch.verify.jittered_runs import Tell
     from policysearch.verify.verdict import Verdict
 
 FAILED, UNDECIDED = 1, 3
@@ -37,9 +38,13 @@ def _arguments(verify: argparse.ArgumentParser) -> None:
 
 
 def _verify(options: argparse.Namespace) -> None:
+    from policysearch.report.progress import Bar
+    from policysearch.verify.jittered_runs import STAGES
     from policysearch.verify.page import verdict_page
 
-    verdict = _verify_file(options) if options.policy.endswith(".py") else _verify_policy(options)
+    judge = _verify_file if options.policy.endswith(".py") else _verify_policy
+    with Bar(STAGES, "trainings") as bar:
+        verdict = judge(options, bar.tell)
     print(verdict_page(verdict))
     if verdict.faults or verdict.undecided:
         raise SystemExit(FAILED if verdict.faults else UNDECIDED)
@@ -60,7 +65,7 @@ def _is_elsewhere(options: argparse.Namespace) -> bool:
     return there
 
 
-def _verify_policy(options: argparse.Namespace) -> Verdict:
+def _verify_policy(options: argparse.Namespace, progress: Tell) -> Verdict:
     from policysearch.verify.elsewhere import verify_elsewhere
 
     there = _is_elsewhere(options)
@@ -68,7 +73,12 @@ def _verify_policy(options: argparse.Namespace) -> Verdict:
     steps = _steps(options, there)
     if there:
         return verify_elsewhere(
-            policy, _task(spec, options), options.target, options.python, steps=steps
+            policy,
+            _task(spec, options),
+            options.target,
+            options.python,
+            steps=steps,
+            progress=progress,
         )
     return policysearch.verify_policy(
         policy,
@@ -77,6 +87,7 @@ def _verify_policy(options: argparse.Namespace) -> Verdict:
         steps=steps,
         place=options.place,
         batch_size=options.batch,
+        progress=progress,
     )
 
 
@@ -89,7 +100,7 @@ def _task(spec: StudySpec, options: argparse.Namespace) -> Task:
     return spec.task if options.batch is None else replace(spec.task, batch_size=options.batch)
 
 
-def _verify_file(options: argparse.Namespace) -> Verdict:
+def _verify_file(options: argparse.Namespace, progress: Tell) -> Verdict:
     """Judge a file by the policy that it says it is of: one beside it, a preset, or its tables."""
     from policysearch.export.targets import target_named
     from policysearch.files import read_text
@@ -112,8 +123,10 @@ def _verify_file(options: argparse.Namespace) -> Verdict:
         say(f"{file}: of the policy {policy.name}, which {target} runs as it is")
     task, steps = _task(spec, options), _steps(options, there)
     if there:
-        return verify_elsewhere(policy, task, target, options.python, steps=steps, text=text)
-    return verify_file(text, policy, task, steps=steps, place=options.place)
+        return verify_elsewhere(
+            policy, task, target, options.python, steps=steps, text=text, progress=progress
+        )
+    return verify_file(text, policy, task, steps=steps, place=options.place, progress=progress)
 
 
 COMMANDS = (

@@ -45,7 +45,7 @@ def diagnosis_page(found: Diagnosis, policy: Policy) -> str:
 def verdict_words(found: Diagnosis) -> str:
     """Return the verdict in one line."""
     if found.verdict == "none":
-        return f"none: loss gap {found.gap:+.2g}, {found.matters:.2g} would matter"
+        return f"none: loss gap {found.gap:+.2g}, a failure from {found.matters:.2g} on"
     if found.repair is not None:
         several = f"{found.trained} changes trained"
         trained = several if found.trained > 1 else "the first change that was trained"
@@ -66,7 +66,7 @@ def _cause(found: Diagnosis) -> list[str]:
     return [
         f"cause: {line}{cause.kind}, {cause.place}",
         cause.words,
-        f"{gap}; {found.matters:.2g} matters, jitter of float32 makes {found.noise:.2g}",
+        f"{gap}; a failure from {found.matters:.2g} on, jitter of float32 makes {found.noise:.2g}",
     ]
 
 

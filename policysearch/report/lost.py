@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from policysearch.export.reading import grouped
 from policysearch.policy.policy import LayerPolicy
 from policysearch.policy.presets import PRESETS, preset
-from policysearch.report.runs_in import RunsIn, runs_of, tracing_of
+from policysearch.report.runs_in import Runs, RunsIn, runs_of, tracing_of
 from policysearch.report.text import aligned
 from policysearch.space.target import kept_wide
 from policysearch.study.journal.trials import Trial
@@ -24,7 +25,7 @@ def layer_lines(spec: StudySpec, trial: Trial) -> list[str]:
     """Return one line per layer: its formats, what over- and underflowed, its share of the time.
 
     Formats are those that it runs in, by the graph of the step; those of the policy where that
-    cannot be made. After them come the `kept_wide_lines`.
+    cannot be made. Before them comes what products run in, after them the `kept_wide_lines`.
     """
     formats = dict(trial.policy.layers)
     runs = runs_of(tracing_of(spec, own_code=True), trial.policy)
@@ -43,7 +44,27 @@ def layer_lines(spec: StudySpec, trial: Trial) -> list[str]:
     ]
     named = ("runs in", "gradients") if runs else ("products in", "of gradients")
     titles = ("layer", *named, "param", "overflows", "underflows", "modeled time")
-    return [*aligned([titles, *rows]), *kept_wide_lines(spec, trial)]
+    summary = product_lines(formats, runs) if runs else []
+    return [*summary, *aligned([titles, *rows]), *kept_wide_lines(spec, trial)]
+
+
+def product_lines(formats: Mapping[str, LayerPolicy], runs: Runs) -> list[str]:
+    """Return in what products run, fewest layers last, and which others are not as they are named.
+
+    A norm that a policy's name has in float32 may be of 16-bit results between two products.
+    """
+    products = Counter("+".join(row.forward) for row in runs.values() if row.product)
+    named = {name: row for name, row in runs.items() if not row.product and name in formats}
+    others: dict[str, list[str]] = {}
+    for name, row in named.items():
+        if row.weights and row.forward and formats[name].compute not in row.forward:
+            said = f"named {formats[name].compute}, runs in {'+'.join(row.forward)}"
+            others.setdefault(said, []).append(name)
+    counts = ", ".join(f"{count} in {name}" for name, count in products.most_common())
+    return [
+        f"layers with products: {counts}",
+        *(f"{', '.join(names)}: {said}" for said, names in others.items()),
+    ]
 
 
 def kept_wide_lines(spec: StudySpec, trial: Trial) -> list[str]:

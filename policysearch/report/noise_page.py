@@ -98,8 +98,9 @@ def _verdict(results: Results, trained: list[Trial]) -> str:
     share = max(WANTED_SHARE, results.spec.objectives.matters)
     older = "" if results.learned.checked else "; that float32 beats a constant is not checked"
     return results.cannot_rank or (
-        f"this recipe ranks policies: a gap of {share:.0%} of float32's drop, "
-        f"{share * results.learned.drop:.1e} {results.unit}, stands clear of noise{clear}{older}"
+        f"this recipe ranks policies whose gaps differ by {share:.0%} of float32's drop, "
+        f"{share * results.learned.drop:.1e} {results.unit}: that stands clear of noise{clear}"
+        f"{older}; smaller differences count as equal, and their order is chance"
     )
 
 

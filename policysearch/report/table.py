@@ -10,6 +10,7 @@ from itertools import islice
 from types import MappingProxyType
 
 from policysearch.accumulators import accumulator_named
+from policysearch.objective.score import CURVE_SHARES
 from policysearch.policy.presets import TF32
 from policysearch.report.against import against
 from policysearch.report.text import aligned, figures, or_dash
@@ -43,7 +44,7 @@ EMULATORS: Mapping[str, str] = MappingProxyType(
 
 INTERVALS = "95 % intervals by t, variances shared between policies"
 
-BEHIND = "picked from in the place of members that fail or were not confirmed:"
+BEHIND = "next in line, for members of the front failed or were not confirmed:"
 
 
 def front_table(results: Results) -> str:
@@ -258,6 +259,7 @@ def _at_horizon(results: Results, found: Mapping[int, Confirmation]) -> list[str
     )
     pairs = [(str(number), each) for number, each in found.items()]
     courses = later_trends(pairs, results.resolution_gap)
+    ends = [math.ceil(first.steps * share) for share in CURVE_SHARES]
     cells = [
         (
             str(row.trial),
@@ -266,19 +268,21 @@ def _at_horizon(results: Results, found: Mapping[int, Confirmation]) -> list[str
             f"{row.loss_gap:+.2e}",
             f"{found[row.trial].loss_gap:+.2e}",
             found[row.trial].fault(row.counted_gap) or "holds",
-            *_course(courses.get(str(row.trial), Trend())),
+            *_course(courses.get(str(row.trial), Trend()), ends),
         )
         for row in rows
     ]
-    titles = ("trial", "policy", "modeled speedup", "short gap", "long gap", "verdict")
-    course = ("trend", "of float32's loss on the way")
-    return [head, "", *aligned([(*titles, *course), *cells])]
+    titles = ("trial", "policy", "modeled speedup", "short gap", "long gap", "verdict", "trend")
+    points = tuple(f"at step {steps}" for steps in ends)
+    shares = f"under {points[0]!r} and so on: the gap there, as a share of float32's loss there"
+    return [head, shares, "", *aligned([(*titles, *points), *cells])]
 
 
-def _course(trend: Trend) -> tuple[str, str]:
-    """Return where the gap goes, by itself and beside float32's loss, and its shares of that."""
+def _course(trend: Trend, ends: Sequence[int]) -> tuple[str, ...]:
+    """Return where the gap goes, by itself and beside float32's loss, and its share at each end."""
     words = trend.gap if trend.gap == trend.relative else f"{trend.gap}, {trend.relative}"
-    return words, " ".join(f"{p.relative:+.1%}" for p in trend.points if p.relative is not None)
+    shares = {point.steps: point.relative for point in trend.points}
+    return words, *("-" if (s := shares.get(end)) is None else f"{s:+.1%}" for end in ends)
 
 
 def csv_text(results: Results) -> str:

@@ -27,6 +27,7 @@ from policysearch.train.loss_scale import ScaleState, initial_state, next_state
 from policysearch.train.tasks import Task
 from policysearch.values import InputError, one_of
 from policysearch.verify.forced_steps import forced_steps
+from policysearch.verify.jittered_runs import Tell, silent
 from policysearch.verify.plain_net import arrays_of, plan_of, products_of, unlike_products
 from policysearch.verify.plain_steps import ARRAYS, FILE, FORCED, NEAR, PLAN, RESULT, VALUES
 from policysearch.verify.shipped import edits
@@ -61,6 +62,7 @@ def verify_elsewhere(
     steps: int = 10,
     seed: int = 0,
     text: str | None = None,
+    progress: Tell = silent,
 ) -> Verdict:
     """Train in a framework of the interpreter `python`, beside the emulator, from the same values.
 
@@ -72,11 +74,13 @@ def verify_elsewhere(
     model = task.build_model(dataset)
     running, fresh = exporter.runs(policy, model), exporter.export(policy, model)
     job = plan_of(task, model, target), arrays_of(task, model, dataset, seed)
+    progress(target)
     result = trained_elsewhere(target, python, text or fresh, *job)
     expected = [*products_of(task, running, model, both=target == "qwix")]
     faults = _scale_faults(running.loss_scale, result["events"])
     unlike = [*unlike_products(result["products"], expected), *faults]
     if text is not None and _said(text) != _said(fresh):
+        progress(f"{target}, exported now")
         now = trained_elsewhere(target, python, fresh, *job)
         unlike += edits(_compared(result), _compared(now))
     told: dict[str, Any] = {
@@ -88,8 +92,9 @@ def verify_elsewhere(
         "unlike": (_how(target, result), *exporter.losses(running, model)),
     }
     given = task, running, model, dataset, seed
-    made = beside_emulator(result["steps"], *given, **told)
+    made = beside_emulator(result["steps"], *given, progress, **told)
     if made.chaotic:
+        progress("single steps of both")
         made = replace(made, forced=forced_steps(*given, result["values"], result["steps"]))
     return made
 

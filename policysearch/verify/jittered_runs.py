@@ -7,7 +7,7 @@ are stored in one, products are summed in another order besides, as another kern
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -150,14 +150,25 @@ BORDER = 0.01
 """A gradient this near to overflow may overflow in one of the two and not in the other."""
 
 
+Tell = Callable[[str], None]
+"""Is told before each training which it is."""
+STAGES = DRAWS + 5
+"""Trainings that a verdict takes at most, single steps counted as one."""
+
+
+def silent(what: str) -> None:
+    """Tell nobody."""
+
+
 def emulator_runs(
-    task: Task, policy: Policy, model: Model, dataset: Dataset, seed: int
+    task: Task, policy: Policy, model: Model, dataset: Dataset, seed: int, progress: Tell = silent
 ) -> Iterator[Run]:
-    """Yield the emulator's training, and those of its values moved."""
+    """Yield the emulator's training, and those of its values moved; `progress` is told of each."""
     order = batch_order(task, dataset, seed)
     wide = all(policy.stored(name) == "float32" for name, _ in policy.layers)
     for draw, initial in enumerate(initials(model, seed, jitter_of(task, model)), -1):
         given = policy if wide or draw < 0 else summed_otherwise(policy, draw)
+        progress("the emulator" if draw < 0 else "the emulator, its values moved")
         yield train(
             task, given, seed, dataset=dataset, model=model, initial=initial, batch_indices=order
         )

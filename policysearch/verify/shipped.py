@@ -12,6 +12,7 @@ from policysearch.export.targets import read_file
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.train.tasks import Task
+from policysearch.verify.jittered_runs import Tell, silent
 from policysearch.verify.verdict import Verdict, trained_in_torch, verify
 
 
@@ -36,16 +37,26 @@ def policy_in_file(
 
 
 def verify_file(
-    text: str, policy: Policy, task: Task, *, steps: int = 50, seed: int = 0, place: str = "cpu"
+    text: str,
+    policy: Policy,
+    task: Task,
+    *,
+    steps: int = 50,
+    seed: int = 0,
+    place: str = "cpu",
+    progress: Tell = silent,
 ) -> Verdict:
     """Train with the very file, beside the emulator and beside what is exported now of the policy.
 
     `Verdict.edits` says where the last two part: both run the same batches on the same machine, so
     a call in another dtype, another loss and another move of the loss scale are the file's doing.
     """
-    verdict = verify(policy, task, steps=steps, seed=seed, place=place, text=text)
+    verdict = verify(
+        policy, task, steps=steps, seed=seed, place=place, text=text, progress=progress
+    )
     task = task.with_steps(steps)
     model = task.build_model(task.load_dataset())
+    progress("torch, exported now")
     fresh = trained_in_torch(policy, task, model, seed, place)
     there = {
         "calls": verdict.calls,

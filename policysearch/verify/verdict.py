@@ -31,12 +31,14 @@ from policysearch.verify.jittered_runs import (
     DRAWS,
     Array,
     Reference,
+    Tell,
     emulator_runs,
     gaps,
     is_borderline,
     jitter_of,
     parting,
     reference_of,
+    silent,
 )
 
 JOB, FILE, RESULT, VALUES = "job.pickle", "exported.py", "result.json", "values.npz"
@@ -214,17 +216,20 @@ def verify(
     seed: int = 0,
     place: str = "cpu",
     text: str | None = None,
+    progress: Tell = silent,
 ) -> Verdict:
     """Train the policy as `target` runs it, here and, in another process, there on `place`.
 
     Both have the same values and batches. `text` is the file that trains there, that which is
-    exported now where there is none. Raises InputError where the target cannot run.
+    exported now where there is none. `progress` is told before each of up to STAGES trainings.
+    Raises InputError where the target cannot run.
     """
     task, dataset = task.with_steps(steps), task.load_dataset()
     batch_order(task, dataset, seed)  # a batch that the data has not is refused before torch starts
     built, exporter = task.build_model(dataset), target_named(one_of("verify target", target, RUN))
     model = built.without_inner_masks()
     running = _on_place(exporter.runs(policy, model), place)
+    progress(target)
     result = trained_in_torch(policy, task, model, seed, place, text)
     made = beside_emulator(
         result["steps"],
@@ -233,6 +238,7 @@ def verify(
         model,
         dataset,
         seed,
+        progress,
         target=target,
         **_told(result, running, model),
         unlike=(
@@ -241,7 +247,10 @@ def verify(
             *([] if model is built else [UNMASKED]),
         ),
     )
-    return _decided(made, policy, task, model, dataset, seed, place, text) if made.chaotic else made
+    if not made.chaotic:
+        return made
+    progress(f"{target}, its values kept")
+    return _decided(made, policy, task, model, dataset, seed, place, text, progress)
 
 
 def beside_emulator(
@@ -251,13 +260,14 @@ def beside_emulator(
     model: Model,
     dataset: Dataset,
     seed: int,
+    progress: Tell = silent,
     **told: Any,
 ) -> Verdict:
     """Return the verdict on the steps of a target: (loss, scale, skipped) of each.
 
     `told` are the fields of a verdict that do not come from the emulator.
     """
-    first, *moved = emulator_runs(task, running, model, dataset, seed)
+    first, *moved = emulator_runs(task, running, model, dataset, seed, progress)
     losses, scales, skipped = np.array(steps, np.float64).T
     ours = reference_of(first, moved, scales, skipped, jitter_of(task, model))
     losses, scales, skipped = (x[: len(ours.run.losses)] for x in (losses, scales, skipped))
@@ -285,9 +295,11 @@ def _decided(
     seed: int,
     place: str,
     text: str | None,
+    progress: Tell,
 ) -> Verdict:
     """Return the verdict with steps from the values of the target, which trains again for them."""
     result = trained_in_torch(policy, task, model, seed, place, text, keeps=True)
+    progress("single steps of both")
     there = result["values"], result["steps"]
     forced = forced_steps(task, verdict.policy, model, dataset, seed, *there)
     return replace(verdict, forced=forced)
