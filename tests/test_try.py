@@ -136,6 +136,13 @@ def test_the_command_prints_row_counts_and_standing(
     assert printed.startswith("verdict: trains")
     assert "\n\nalready a trial of tiny; nothing is added" in printed
     assert "on the front" in printed
+    assert main(["try", "preset:float8", "--float32", "fc1", "--study", study]) == 0
+    shown = capsys.readouterr().out
+    assert "float8, float32 in fc1 (by hand)" in shown
+    rows = {line.split()[0]: line.split()[1] for line in shown.splitlines() if "%" in line}
+    assert (rows["fc1"], rows["fc2"]) == ("float32", "float8_e4m3fn")
+    assert main(["try", "preset:float8", "--float32", "fc9", "--study", study]) == 2
+    assert "--float32: 'fc9'; expected one of flatten, fc1" in capsys.readouterr().err
     (tmp_path / "bad.json").write_text("{}")
     assert main(["try", "bad.json", "--study", study]) == 2
     assert "bad.json: missing key" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from policysearch.commands.shared import (
     add_study,
     add_study_option,
     add_trust,
+    add_wide,
     at_least_one,
     places,
     say,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 def _try_arguments(command: argparse.ArgumentParser) -> None:
     add_policy(command)
+    add_wide(command)
     add_study_option(command)
     add_storage(command)
     add_processes(command)

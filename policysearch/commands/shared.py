@@ -67,6 +67,12 @@ def add_policy(command: argparse.ArgumentParser, trial: str = "", **options: Any
     command.add_argument("policy", metavar="POLICY", help=help, **options)
 
 
+def add_wide(command: argparse.ArgumentParser) -> None:
+    """Let the command put layers of its policy back to float32."""
+    help = "put this layer of the policy back to float32; for each layer again"
+    command.add_argument("--float32", metavar="LAYER", action="append", default=[], help=help)
+
+
 def add_processes(command: argparse.ArgumentParser, more: str = "") -> None:
     """Let the command take a number of processes."""
     help = f"training processes{more}"
@@ -172,14 +178,16 @@ def policy_of(options: argparse.Namespace, model: Model) -> Policy:
     return policy_from(options.policy, model, clipped=True)
 
 
-def policy_in(study: StudySpec, source: str, clipped: bool = False) -> Policy:
+def policy_in(
+    study: StudySpec, source: str, clipped: bool = False, wide: Sequence[str] = ()
+) -> Policy:
     """Return `policy_for` the study, and say where its target runs another than was given."""
     from policysearch.export.reading import grouped
     from policysearch.space.target import kept_wide
 
     if study.study.target is not None:
         model = study.task.build_model(study.task.load_dataset())
-        policy = policy_from(source, model, clipped)
+        policy = policy_from(source, model, clipped, wide)
         _, different = policysearch.as_exported(policy, study, study.study.target)
         if different:
             first = f"{different[0]} ({len(different)} such)"
@@ -187,21 +195,29 @@ def policy_in(study: StudySpec, source: str, clipped: bool = False) -> Policy:
         for line in grouped(kept_wide(policy, model, study.study.target)):
             if line not in different[:1]:
                 say(line)
-    return policy_for(source, study, clipped)
+    return policy_for(source, study, clipped, wide)
 
 
-def policy_from(source: str, model: Model, clipped: bool = False) -> Policy:
+def policy_from(
+    source: str, model: Model, clipped: bool = False, wide: Sequence[str] = ()
+) -> Policy:
     """Return the policy `preset:NAME` for `model`, or the one in the JSON file `source`.
 
     `clipped`: what an older file says of clipping is in the task (see `with_clipping`); else it is
-    an InputError.
+    an InputError. Layers that are `wide` are in float32.
     """
+    from policysearch.policy.policy import LayerPolicy
     from policysearch.policy.policy_file import read_clipped, read_policy
     from policysearch.policy.presets import preset
 
     if source.startswith(PRESET_PREFIX):
-        return preset(source.removeprefix(PRESET_PREFIX), model.layer_names)
-    return read_clipped(Path(source))[0] if clipped else read_policy(Path(source))
+        policy = preset(source.removeprefix(PRESET_PREFIX), model.layer_names)
+    else:
+        policy = read_clipped(Path(source))[0] if clipped else read_policy(Path(source))
+    if not wide:
+        return policy
+    rows = {one_of("--float32", name, model.layer_names): LayerPolicy() for name in wide}
+    return replace(policy.with_layers(rows), name=f"{policy.name}, float32 in {', '.join(rows)}")
 
 
 def check_policy(source: str) -> None:
@@ -226,16 +242,19 @@ def study_and_policy(options: argparse.Namespace) -> tuple[StudySpec, Policy]:
     check_policy(options.policy)
     study = policysearch.load_study(options.study)
     study = replace(study, task=with_clipping(study.task, options.policy))
-    return study, policy_in(study, options.policy, clipped=True)
+    wide = getattr(options, "float32", ())  # where the command has it
+    return study, policy_in(study, options.policy, clipped=True, wide=wide)
 
 
-def policy_for(source: str, study: StudySpec, clipped: bool = False) -> Policy:
+def policy_for(
+    source: str, study: StudySpec, clipped: bool = False, wide: Sequence[str] = ()
+) -> Policy:
     """Return `policy_from` for a study: a preset with the accumulator its ladder has there."""
     from policysearch.policy.policy import with_accumulator
     from policysearch.space.target import named_as_run
 
     model = study.task.build_model(study.task.load_dataset())
-    policy = policy_from(source, model, clipped)
+    policy = policy_from(source, model, clipped, wide)
     summed = study.space.accumulators[0]
     if source.startswith(PRESET_PREFIX) and summed != "float32":  # a preset may say its own
         policy = with_accumulator(policy, summed)

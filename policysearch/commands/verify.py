@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 import policysearch
 from policysearch.commands.registry import Command
-from policysearch.commands.shared import add_policy, add_study_option, say, study_and_policy
+from policysearch.commands.shared import (
+    add_policy,
+    add_study_option,
+    add_wide,
+    say,
+    study_and_policy,
+)
 from policysearch.commands.trust import check_file
 from policysearch.values import InputError, one_of
 
@@ -27,6 +33,7 @@ MANY, FEW = 50, 10
 
 def _arguments(verify: argparse.ArgumentParser) -> None:
     add_policy(verify, "an exported file (.py), judged as it is, ")
+    add_wide(verify)
     add_study_option(verify)
     verify.add_argument("--target", default="torch", help="where it is trained (torch)")
     interpreter = "interpreter of an environment that has the target, where that is not torch"
@@ -109,6 +116,8 @@ def _verify_file(options: argparse.Namespace, progress: Tell) -> Verdict:
     from policysearch.verify.elsewhere import verify_elsewhere
     from policysearch.verify.shipped import policy_in_file, verify_file
 
+    if options.float32:
+        raise InputError(f"--float32: of {options.policy}; expected it of a policy, not of a file")
     there, target, file = _is_elsewhere(options), options.target, Path(options.policy)
     text = read_text(file, f"an exported {target} file")
     spec = policysearch.load_study(options.study)

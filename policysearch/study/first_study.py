@@ -41,7 +41,8 @@ $trained
 [cost]
 device = "$device"$device_assumed
 stack = "$stack"
-$priced
+$priced# A larger net of the same kind is priced in its place by [cost.net]: `policysearch keys`.
+
 [space]
 formats = [$formats]  # what the device multiplies
 granularity = "$granularity"$granularity_comment

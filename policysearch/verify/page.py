@@ -99,8 +99,8 @@ def _next_step(verdict: Verdict) -> str:
         return "the net was imported otherwise than torch runs it, whatever the policy: report it"
     return (
         "verify preset:float32 on the same study; if that fails too, the net was imported "
-        "otherwise than torch runs it; if it passes, verify the policy with layers in float32 in "
-        "turn, those named above first"
+        "otherwise than torch runs it; if it passes, verify the policy again with --float32 LAYER, "
+        "for each layer in turn, those named above first"
     )
 
 
