@@ -132,7 +132,6 @@ CALLS: dict[str, tuple[bool, Callable[..., Tensor]]] = {
         lambda net, q, k, v: functional.pad(attention(q, k, v[..., :9]), (0, CLASSES - 9)),
     ),
     "one row": (True, lambda net, q, k, v: attention(q[..., :1, :], k, v) + v),
-    "dropout": (False, lambda net, q, k, v: attention(q, k, v, dropout_p=0.3)),
     "a trained mask": (False, lambda net, q, k, v: attention(q, k, v, attn_mask=net.bias)),
     "a mask made of x": (
         False,
@@ -156,6 +155,25 @@ CALLS: dict[str, tuple[bool, Callable[..., Tensor]]] = {
     "a negative scale": (True, lambda net, q, k, v: attention(q, k, v, scale=-0.2)),
 }
 """Calls of attention, and whether torch's flash kernel takes them."""
+
+
+@pytest.mark.parametrize("mask", [None, torch.arange(12)[None] < 7])
+def test_flash_drops_what_the_composed_kernel_drops(mask: Tensor | None) -> None:
+    """CUDA's does; on a CPU torch composes it."""
+    net = Attending(lambda _, q, k, v: attention(q, k, v, attn_mask=mask, dropout_p=0.3))
+    x = torch.randn(5, 12, CLASSES, generator=torch.Generator().manual_seed(3))
+    batch = Batch((x,), torch.arange(60).reshape(5, 12) % CLASSES)
+    step, graph = emulated(net, batch, "float32", "flash", pure=False)
+    assert any(node.op.name == "flash_attention" for node in graph.nodes)
+    whole = Attending(lambda _, q, k, v: attention(q, k, v, attn_mask=mask))
+    other, _ = emulated(whole, batch, "float32", "flash", pure=False)
+    assert apart(step, other)[1] > 0.1
+    kinds: tuple[Attention, ...] = ("math", "flash")
+    for kind in kinds:
+        with Called() as called:  # draws the same masks
+            expected = in_torch(net, batch, "float32", kind, pure=False)
+        loss, grads = apart(step, expected)
+        assert called.drawn == 1 and loss < LEAST and grads < 1e-5
 
 
 @pytest.mark.parametrize("kind", KERNELS)

@@ -75,8 +75,8 @@ def test_a_longer_training_that_is_stopped_takes_no_verdict_away(
     assert 0 <= page.index(f"over {TWENTY} steps") < page.index(f"over {TEN} steps")
     ended = sum(len(at) for _, at in found.horizons)
     assert ended == len(before.confirmed) + len(longer)  # also those that have both
-    # the verdict and a line below it, three of each block, one between
-    assert len(page.splitlines()) == ended + 9
+    # the verdict and a line below it, four of each block, one between
+    assert len(page.splitlines()) == ended + 11
 
 
 @pytest.mark.parametrize("of_float32", [True, False])

@@ -47,10 +47,18 @@ def drawn(case: str, mask: str, name: str) -> tuple[list[FloatArray], list[Float
     return arrays, [values if mask == "added" else (~hidden).astype(np.float32)]
 
 
-def emulated(case: str, mask: str, name: str) -> list[FloatArray]:
+def left(case: str, share: float) -> list[FloatArray]:
+    """Return the mask of shares that are left, as it is fed; none where none is dropped."""
+    rows, keys, _, heads, _ = SHAPES[case]
+    kept = np.random.default_rng(7).random((heads, rows, keys)) >= share
+    return [(kept / (1.0 - share)).astype(np.float32)] if share else []
+
+
+def emulated(case: str, mask: str, name: str, share: float = 0.0) -> list[FloatArray]:
     """Return the result and the gradients of q, k and v."""
     arrays, masks = drawn(case, mask, name)
-    attrs = attributes(0.3, hides=mask == "hiding")
+    masks += left(case, share)
+    attrs = attributes(0.3, hides=mask == "hiding", dropped=share)
     attrs |= {} if name == "float32" else {INNER_FORMAT: name}
     row = format_named(name)
     out = quantise(np.asarray(flash_attention.forward([*arrays[1:], *masks], attrs)), row)
@@ -59,7 +67,7 @@ def emulated(case: str, mask: str, name: str) -> list[FloatArray]:
     return [out, *(quantise(np.asarray(x), row) for x in (q, k, v))]
 
 
-def by_formula(case: str, mask: str, name: str) -> list[Any]:
+def by_formula(case: str, mask: str, name: str, share: float = 0.0) -> list[Any]:
     """Return the same in float64, without blocks."""
     arrays, masks = drawn(case, mask, name)
     grad, q, k, v = (x.astype(np.float64) for x in arrays)
@@ -74,8 +82,10 @@ def by_formula(case: str, mask: str, name: str) -> list[Any]:
     shares = np.exp(scores - np.where(np.isneginf(most), 0.0, most))
     total = shares.sum(axis=2, keepdims=True)
     shares /= np.where(total == 0.0, 1.0, total)
-    of_shares = grad @ wide_v.swapaxes(1, 2)
+    times = np.asarray(left(case, share)[0], np.float64) if share else 1.0
+    of_shares = times * (grad @ wide_v.swapaxes(1, 2))
     slope = 0.3 * shares * (of_shares - (shares * of_shares).sum(axis=2, keepdims=True))
+    shares = shares * times
     grads = slope.swapaxes(1, 2) @ q, shares.swapaxes(1, 2) @ grad
     by_key = (x.reshape(len(k), shared, *x.shape[1:]).sum(axis=1) for x in grads)
     return [shares @ wide_v, slope @ wide_k, *by_key]
@@ -85,15 +95,27 @@ def off(got: Any, expected: Any) -> float:
     return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
 
 
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("case", SHAPES)
-def test_in_float32_it_is_the_formula(case: str, mask: str) -> None:
+def test_in_float32_it_is_the_formula(case: str, mask: str, share: float) -> None:
     if case == "one query" and mask != "none":
         mask = "none"  # the only row would be the hidden one
-    for got, expected in zip(
-        emulated(case, mask, "float32"), by_formula(case, mask, "float32"), strict=True
-    ):
+    given = case, mask, "float32", share
+    for got, expected in zip(emulated(*given), by_formula(*given), strict=True):
         assert off(got, expected) < 2e-6
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_with_dropout_it_rounds_no_more_than_without(name: str) -> None:
+    """No kernel of a CPU drops shares; CUDA's rounds at the places where it does without."""
+    case, mask = "parts of blocks", "added"
+    plain, dropped = (
+        [off(got, true) for got, true in zip(emulated(*g), by_formula(*g), strict=True)]
+        for g in ((case, mask, name, share) for share in (0.0, 0.2))
+    )
+    for before, after in zip(plain, dropped, strict=True):
+        assert 0.5 * before < after < 1.5 * before
 
 
 def test_the_fast_exponential_is_off_by_a_ten_thousandth() -> None:

@@ -21,7 +21,7 @@ from policysearch.cost.price import StepPrice, step_price
 from policysearch.data.datasets import Dataset
 from policysearch.export.torch import export, losses
 from policysearch.graph import Graph
-from policysearch.nn.model import Attention, Model
+from policysearch.nn.model import DROPPED, Attention, Model
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.presets import preset
@@ -108,7 +108,7 @@ def test_init_says_where_attention_is_no_flash_kernel(
     assert main(["init", "net.py", "--out", "other.toml"]) == 0
     said = capsys.readouterr().out
     assert "taken: net.py:Net and net.py:data" in said
-    assert (NOT_FLASH in said) == bool(change[0])
+    assert (NOT_FLASH in said) == (change[1] == "y for")
     written = Path("other.toml").read_text(encoding="utf-8")
     assert 'attention = "flash"' in written and 'name = "other"' in written
 
@@ -162,8 +162,22 @@ def test_what_flash_does_not_store_is_not_priced() -> None:
     assert flash.memory.peak_bytes < 0.7 * written.memory.peak_bytes
 
 
-def test_heads_of_flash_are_divided_among_devices_whole() -> None:
-    model = built("flash")
+def test_a_mask_that_flash_draws_itself_takes_no_memory_and_no_time() -> None:
+    def priced(**options: Any) -> StepPrice:
+        task = task_of("flash", Gpt(LENGTH, is_causal=True, **options))
+        graph, price = stepped(task.build_model(task.load_dataset()))
+        assert any(DROPPED in node.attributes for node in graph.nodes) == bool(options)
+        return price
+
+    whole, dropping = priced(), priced(dropout_p=0.1)
+    assert dropping.memory.peak_bytes == whole.memory.peak_bytes
+    assert dropping.time.kernel_seconds == whole.time.kernel_seconds
+
+
+@pytest.mark.parametrize("dropped", [0.0, 0.1])
+def test_heads_of_flash_are_divided_among_devices_whole(dropped: float) -> None:
+    task = task_of("flash", Gpt(LENGTH, is_causal=True, dropout_p=dropped))
+    model = task.build_model(task.load_dataset())
 
     def flops(tensor: int) -> int:
         kernels = stepped(model, tensor)[1].time.kernels

@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple, get_args
 from policysearch.cost.devices import Device
 from policysearch.formats import format_named
 from policysearch.graph import Graph, Node, Shape, size
+from policysearch.ops.source import INSIDE
 
 Kind = Literal["parameter", "master", "optimizer", "gradient", "weight_copy", "activation", "mask"]
 
@@ -67,6 +68,8 @@ window is larger than a pixel and reads every channel."""
 
 def node_bytes(node: Node) -> int:
     """Return the bytes of a node's value in its format, rounded up to whole bytes."""
+    if (INSIDE, True) in node.attrs:
+        return 0
     return _bytes(node.shape, node.format)
 
 

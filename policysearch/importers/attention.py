@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from policysearch.graph import Op, size
+from policysearch.graph import Op, Shape, size
 from policysearch.importers.elementwise import add, multiply
 from policysearch.importers.shapes import cast, exchanged, expand, squeeze
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
@@ -102,12 +102,16 @@ def dropout(t: Tracer, x: Tensor, p: float, train: bool = True) -> Tensor:
     """Drop values in training, by a mask that is fed; nothing in evaluation."""
     if not (train and t.training) or not p:
         return x
+    mask = _left(t, t.b.shape(x.id), p)
+    node = t.b.emit(masks.dropout, x.id, mask, attrs={"p": p}, source="dropout")
+    return Tensor(node, x.shape, x.swapped)
+
+
+def _left(t: Tracer, shape: Shape, p: float, *, inside: bool = False) -> int:
+    """Return the mask of what a dropout leaves."""
     if p >= 1.0:
         raise refuse("dropout of everything", "use a share below 1")
-    node = t.b.emit(
-        masks.dropout, x.id, t.mask(t.b.shape(x.id), p), attrs={"p": p}, source="dropout"
-    )
-    return Tensor(node, x.shape, x.swapped)
+    return t.mask(shape, p, inside=inside)
 
 
 def scaled_dot_product_attention(
@@ -143,9 +147,8 @@ def scaled_dot_product_attention(
         scores = _scores(t, query, _repeated(t, key, shared))
         weights = _weights(t, multiply(t, scores, factor), mask)
         return matmul(t, dropout(t, weights, dropout_p), _repeated(t, value, shared))
-    dropped = dropout_p and t.training
-    if t.attention == "flash" and not (dropped or strided) and _takes_flash(t, qkv, shared, mask):
-        return _flash(t, qkv, mask, factor)
+    if t.attention == "flash" and not strided and _takes_flash(t, qkv, shared, mask):
+        return _flash(t, qkv, mask, factor, dropout_p if t.training else 0.0)
     return _math(t, qkv, shared, mask, factor, dropout_p)
 
 
@@ -216,8 +219,11 @@ def _has_gradient(t: Tracer, x: Tensor) -> bool:
     return False
 
 
-def _flash(t: Tracer, qkv: Sequence[Tensor], mask: Mask | None, factor: float) -> Tensor:
-    attrs = attributes(factor, hides=mask is not None and mask.hides)
+def _flash(
+    t: Tracer, qkv: Sequence[Tensor], mask: Mask | None, factor: float, dropped: float
+) -> Tensor:
+    """Emit one kernel; where it drops shares CUDA's, for that of a CPU drops none."""
+    attrs = attributes(factor, hides=mask is not None and mask.hides, dropped=dropped)
     nodes = [t.matrices(t.straight(x)) for x in qkv]
     if mask is not None:
         values = mask.entered(t).values
@@ -226,6 +232,9 @@ def _flash(t: Tracer, qkv: Sequence[Tensor], mask: Mask | None, factor: float) -
         else:
             wide = expand(t, values, (*qkv[0].shape[:2], *values.shape[-2:]))
             nodes.append(t.matrices(wide))
+    if dropped:
+        shape = (*t.b.shape(nodes[0])[:2], t.b.shape(nodes[1])[1])
+        nodes.append(_left(t, shape, dropped, inside=True))
     result = t.emit_nodes(flash_attention, *nodes, source=dense.matmul.name, **attrs)
     return Tensor(result.id, qkv[0].shape)
 

@@ -26,7 +26,7 @@ from policysearch.ops.elementwise import scale
 from policysearch.ops.masks import masked_fill
 from policysearch.ops.reduce import broadcast_to
 from policysearch.ops.shape import reshape, stop_gradient, transpose
-from policysearch.ops.source import IN_PLACE, NUMBER, WHOLE, data, is_whole, own
+from policysearch.ops.source import IN_PLACE, INSIDE, NUMBER, WHOLE, data, is_whole, own
 from policysearch.values import InputError
 
 FILLED: Mapping[float, str] = MappingProxyType({1.0: own("one"), 0.0: own("zero")})
@@ -304,11 +304,15 @@ class Tracer:
         """Put all nodes from `start` on in the op list of `source`: torch calls them as one op."""
         self.b.nodes[start:] = [changed_node(node, source=source) for node in self.b.nodes[start:]]
 
-    def mask(self, shape: Shape, share: float) -> int:
-        """Return the source of a dropout mask: fed anew in every step, whatever the policy."""
+    def mask(self, shape: Shape, share: float, *, inside: bool = False) -> int:
+        """Return the source of a dropout mask: fed anew in every step, whatever the policy.
+
+        `inside`: the kernel that drops draws it itself.
+        """
         self._masks += 1
+        attrs = {"shape": shape, DROPPED: share, **({INSIDE: True} if inside else {})}
         name = own(f"dropout mask {self._masks}")
-        return self.b.emit(data, attrs={"shape": shape, DROPPED: share}, name=name, role="input")
+        return self.b.emit(data, attrs=attrs, name=name, role="input")
 
     def draw(self, shape: Shape, kind: str, *numbers: float, whole: bool = False) -> Tensor:
         """Return values that are drawn anew in every step, whatever the policy (`DRAWN`)."""

@@ -1,29 +1,32 @@
-"""What torch's flash kernel for CPUs does block by block: scores, shares and their gradients."""
+"""What torch's flash kernel for CPUs does block by block: scores, shares and their gradients.
+
+It drops nothing. What CUDA's drops, and where, is of `csrc/flash_attn/src` of flash-attention 2
+(`flash_fwd_kernel.h`, `flash_bwd_kernel.h`): shares after they are rounded, and what is left is
+scaled up at the end of a product.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from policysearch.formats import format_named
 from policysearch.graph import Attrs, FloatArray
 from policysearch.layout import in_c_order
-from policysearch.ops.composite import INNER_FORMAT
-from policysearch.rounding.rounder import Rounder, rounder
+from policysearch.rounding.rounder import Rounder
 
 KEY_BLOCK = 512
 """Keys that the kernel takes at a time."""
-
-QUERY_BLOCKS = ((768, 256), (192, 64), (0, 32))
-"""Queries that its gradient takes at a time, from a number of queries on."""
 
 SPAN, ROWS = 1 << 15, 64
 """Scores that are held at a time here, and queries; what is small stays in the cache."""
 
 VECTOR = 16
 """Values in a vector of AVX-512; what is left of a row has the usual exponential."""
+
+DROPS = "p"
+"""Attribute of a call that drops shares: how many of them."""
 
 POLYNOMIAL = tuple(
     np.float32(c) for c in (-0.0792042402, -0.2243383648, 0.3035426050, 0.0001070343495)
@@ -68,13 +71,15 @@ def fast_exp(x: FloatArray) -> FloatArray:
 class Heads:
     """Some heads: q [heads, rows, d], k and v [heads, keys, d], mask [heads or 1, rows, keys].
 
-    `others` are further arrays of these heads. They lie at `heads` in the whole, k and v at `pair`.
+    `left` [heads, rows, keys] is 0 where a share is dropped. `others` are further arrays of these
+    heads. They lie at `heads` in the whole, k and v at `pair`.
     """
 
     q: FloatArray
     k: FloatArray
     v: FloatArray
     mask: FloatArray | None
+    left: FloatArray | None
     others: tuple[FloatArray, ...]
     heads: slice
     pair: slice
@@ -84,6 +89,18 @@ class Heads:
     @property
     def factor(self) -> np.float32:
         return np.float32(self.attrs["scale"])
+
+    @property
+    def kept_share(self) -> np.float32:
+        """The share of what is not dropped."""
+        return np.float32(1.0 - self.attrs.get(DROPS, 0.0))
+
+    def without_dropped(self, x: FloatArray, rows: slice, keys: slice) -> FloatArray:
+        return x if self.left is None else np.where(self.left[:, rows, keys], x, np.float32(0.0))
+
+    def scaled_up(self, x: FloatArray) -> FloatArray:
+        """Return what is left of a sum, as large as the whole."""
+        return x if self.left is None else x * np.reciprocal(self.kept_share)
 
     def rounded(self, x: FloatArray) -> FloatArray:
         """Return x as products read it, rounded in place."""
@@ -109,16 +126,18 @@ class Heads:
         To `out`, of zeros, the result is written: softmax(scores) v, unrounded.
         """
         logarithm = np.empty((*self.q.shape[:2], 1), np.float32, like=self.q)
-        for rows in _blocks(self.q.shape[1], ROWS):
+        for rows in blocks(self.q.shape[1], ROWS):
             result = None if out is None else out[:, rows]
             logarithm[:, rows] = self._logarithm(rows, result)
+        if out is not None:
+            out[...] = self.scaled_up(out)
         return logarithm
 
     def _logarithm(self, rows: slice, out: FloatArray | None) -> FloatArray:
         shape = (*self.q[:, rows].shape[:2], 1)
         most = np.full(shape, -np.inf, np.float32, like=self.q)
         total = np.zeros(shape, np.float32, like=self.q)
-        for keys in _blocks(self.k.shape[1], KEY_BLOCK):
+        for keys in blocks(self.k.shape[1], KEY_BLOCK):
             s = self.scores(rows, keys)
             before, most = most, np.maximum(most, s.max(axis=2, keepdims=True))
             shift = np.where(np.isneginf(most), np.float32(0.0), most)
@@ -126,7 +145,8 @@ class Heads:
             shares, left = self.exp(s), np.exp(before - shift)
             total[...] = shares.sum(axis=2, keepdims=True) + left * total
             if out is not None:
-                out[...] = out * left + np.matmul(self.rounded(shares), self.v[:, keys])
+                read = self.without_dropped(self.rounded(shares), rows, keys)
+                out[...] = out * left + np.matmul(read, self.v[:, keys])
         empty_row = total == 0.0
         total[empty_row], most[empty_row] = 1.0, 0.0
         if out is not None:
@@ -138,53 +158,18 @@ class Heads:
         return np.exp(self.scores(rows, keys) - logarithm[:, rows])
 
     def grad_scores(self, rows: slice, keys: slice, logarithm: FloatArray) -> FloatArray:
-        """Return the gradient of the scores before `scale`, as the products read it."""
+        """Return the gradient of the scores before `scale`, as the products read it.
+
+        Where shares are dropped, of what is to be `scaled_up`.
+        """
         grad, out = (x[:, rows] for x in self.others)
         along = (grad * out).sum(axis=2, keepdims=True)
         of_shares = np.matmul(grad, self.v[:, keys].swapaxes(1, 2))
+        if self.left is not None:
+            of_shares = self.without_dropped(of_shares, rows, keys)
+            along *= self.kept_share
         return self.rounded(self.shares(rows, keys, logarithm) * (of_shares - along))
 
 
-def _blocks(length: int, block: int) -> Iterator[slice]:
+def blocks(length: int, block: int) -> Iterator[slice]:
     return (slice(start, start + block) for start in range(0, length, block))
-
-
-def _query_block(rows: int) -> int:
-    return next(block for least, block in QUERY_BLOCKS if rows >= least)
-
-
-def parts(
-    qkv: Sequence[FloatArray],
-    others: Sequence[FloatArray],
-    mask: Sequence[FloatArray],
-    attrs: Attrs,
-) -> Iterator[Heads]:
-    """Yield some heads at a time; the mask, if there is one, is [rows, keys] or has heads, too.
-
-    Where several heads share a key, the first of all of them come first, as in the kernel.
-    """
-    (count, rows, _), (pairs, keys, _) = qkv[0].shape, qkv[1].shape
-    wide = None
-    if mask:
-        given = mask[0] if mask[0].ndim == 3 else mask[0][None]
-        if attrs.get("hides"):
-            given = np.where(given, np.float32(0.0), np.float32(-np.inf))
-        wide = np.broadcast_to(given, (len(given), rows, keys))
-    inner, shared = attrs.get(INNER_FORMAT), count // pairs
-    rounds = rounder(format_named(inner)) if inner else None
-    held = min(rows, ROWS) * min(keys, KEY_BLOCK)
-    for pair in _blocks(pairs, max(1, SPAN // held)):
-        for member in range(shared):
-            heads = slice(pair.start * shared + member, pair.stop * shared, shared)
-            own = wide if wide is None or len(wide) == 1 else wide[heads]
-            rest = tuple(x[heads] for x in others)
-            qkv_here = qkv[0][heads], qkv[1][pair], qkv[2][pair]
-            yield Heads(*qkv_here, own, rest, heads, pair, attrs, rounds)
-
-
-def pairs(part: Heads) -> Iterator[tuple[slice, slice, FloatArray]]:
-    """Yield blocks of queries and of keys in the kernel's order, each with all logarithms."""
-    queries, logarithm = part.q.shape[1], part.logarithm()
-    block = next(block for least, block in QUERY_BLOCKS if queries >= least)
-    for rows in _blocks(queries, block):
-        yield from ((rows, keys, logarithm) for keys in _blocks(part.k.shape[1], KEY_BLOCK))

@@ -42,6 +42,9 @@ AVERAGE = ".ema"
 RATE_FACTOR = "rate_factor"
 """The attribute of a source that holds the learning rate of a group of parameters: its factor."""
 
+INSIDE = "inside"
+"""Attribute of a source that the kernel which reads it draws itself: it is never stored."""
+
 WHOLE = "whole"
 """The attribute of a data node that holds whole numbers or truth values."""
 

@@ -10,7 +10,6 @@ from itertools import islice
 from types import MappingProxyType
 
 from policysearch.accumulators import accumulator_named
-from policysearch.objective.score import CURVE_SHARES
 from policysearch.policy.presets import TF32
 from policysearch.report.against import against
 from policysearch.report.text import aligned, figures, or_dash
@@ -20,7 +19,7 @@ from policysearch.study.results.fidelity import FidelitySummary
 from policysearch.study.results.gain import as_expected, gain_over_start
 from policysearch.study.results.results import Results
 from policysearch.study.results.rows import Row
-from policysearch.study.results.trend import Trend, later_trends
+from policysearch.study.results.trend import Trend, later_trends, points_of
 from policysearch.study.specification import StudySpec
 
 HEADER = (
@@ -259,7 +258,7 @@ def _at_horizon(results: Results, found: Mapping[int, Confirmation]) -> list[str
     )
     pairs = [(str(number), each) for number, each in found.items()]
     courses = later_trends(pairs, results.resolution_gap)
-    ends = [math.ceil(first.steps * share) for share in CURVE_SHARES]
+    ends = points_of(first.steps)
     cells = [
         (
             str(row.trial),

@@ -79,7 +79,7 @@ ATTENTION = 'attention = "flash"             # what runs your scaled_dot_product
 FLASH = "flash_attention"
 NOT_FLASH = (
     "attention is trained and priced as torch's MATH kernel, with a softmax in float32: the flash "
-    "kernel modeled here takes [batch, heads, length, width] and no dropout inside"
+    "kernel modeled here takes [batch, heads, length, width]"
 )
 """What is said of calls of attention that the flash kernel does not run."""
 

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -81,13 +81,9 @@ def verify_elsewhere(
     unlike = [*unlike_products(result["products"], expected), *faults]
     if text is not None and _said(text) != _said(fresh):
         progress(f"{target}, exported now")
-        now = trained_elsewhere(target, python, fresh, *job)
-        unlike += edits(_compared(result), _compared(now))
-    told: dict[str, Any] = {
-        "target": target,
-        "dtypes": {where: ", ".join(read for read, _ in rows) for where, rows in expected},
-        "formats": {},
-        **{key: result[key] for key in ("state_keys", "same_keys")},
+        unlike += edits(*map(_compared, (result, trained_elsewhere(target, python, fresh, *job))))
+    told = {
+        **_seen(target, result, expected),
         "edits": tuple(unlike),
         "unlike": (_how(target, result), *exporter.losses(running, model)),
     }
@@ -97,6 +93,15 @@ def verify_elsewhere(
         progress("single steps of both")
         made = replace(made, forced=forced_steps(*given, result["values"], result["steps"]))
     return made
+
+
+def _seen(
+    target: str, result: Mapping[str, Any], expected: Sequence[tuple[str, Any]]
+) -> dict[str, Any]:
+    """Return the fields of a verdict on dtypes and on the keys of the state."""
+    dtypes = {where: ", ".join(read for read, _ in rows) for where, rows in expected}
+    keys = {key: result[key] for key in ("state_keys", "same_keys")}
+    return {"target": target, "dtypes": dtypes, "formats": {}, **keys}
 
 
 def _how(target: str, result: Mapping[str, Any]) -> str:

@@ -228,7 +228,8 @@ def verify(
     batch_order(task, dataset, seed)  # a batch that the data has not is refused before torch starts
     built, exporter = task.build_model(dataset), target_named(one_of("verify target", target, RUN))
     model = built.without_inner_masks()
-    running = _on_place(exporter.runs(policy, model), place)
+    runs = exporter.runs(policy, model)
+    running, unlike = _on_place(runs, place), [] if model is built else [UNMASKED]
     progress(target)
     result = trained_in_torch(policy, task, model, seed, place, text)
     made = beside_emulator(
@@ -241,16 +242,10 @@ def verify(
         progress,
         target=target,
         **_told(result, running, model),
-        unlike=(
-            *exporter.losses(running, model),
-            *_not_there(exporter.runs(policy, model), place),
-            *([] if model is built else [UNMASKED]),
-        ),
+        unlike=(*exporter.losses(running, model), *_not_there(runs, place), *unlike),
     )
-    if not made.chaotic:
-        return made
-    progress(f"{target}, its values kept")
-    return _decided(made, policy, task, model, dataset, seed, place, text, progress)
+    told = seed, place, text, progress
+    return _decided(made, policy, task, model, dataset, *told) if made.chaotic else made
 
 
 def beside_emulator(
@@ -298,6 +293,7 @@ def _decided(
     progress: Tell,
 ) -> Verdict:
     """Return the verdict with steps from the values of the target, which trains again for them."""
+    progress(f"{verdict.target}, its values kept")
     result = trained_in_torch(policy, task, model, seed, place, text, keeps=True)
     progress("single steps of both")
     there = result["values"], result["steps"]

@@ -48,11 +48,16 @@ class Trend:
     reach: float | None = None
 
 
+def points_of(steps: int) -> tuple[int, ...]:
+    """Return the steps of a run at which gaps are kept, one for each of CURVE_SHARES."""
+    return tuple(math.ceil(steps * share) for share in CURVE_SHARES)
+
+
 def columns(trend: Trend, later: Trend, steps: int) -> dict[str, Any]:
     """Return the fields of `results.results.Row` on a run of `steps` and on the longer run."""
     known = {point.steps: point for point in trend.points}
-    reached = (math.ceil(steps * share) for share in CURVE_SHARES)
-    eighth, quarter, half, end = (known.get(taken, GapPoint(taken)) for taken in reached)
+    points = (known.get(taken, GapPoint(taken)) for taken in points_of(steps))
+    eighth, quarter, half, end = points
     return {
         "gap_eighth": eighth.gap,
         "gap_quarter": quarter.gap,
@@ -73,7 +78,7 @@ def trends(curves: Sequence[Sequence[GapCurve]], steps: int, least: float) -> li
 
     `least` is the smallest gap that counts, in nats.
     """
-    ends = [math.ceil(steps * share) for share in CURVE_SHARES[-2:]]
+    ends = points_of(steps)[-2:]
     changes = [[_change(curve, ends) for curve in runs] for runs in curves]
     whole = [i for i, ends_of in enumerate(changes) if ends_of and None not in ends_of]
     pairs = [[pair for pair in changes[i] if pair is not None] for i in whole]
