@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ from numpy.typing import NDArray
 
 from policysearch import load_study
 from policysearch.data.datasets import TIME, VALIDATION_WINDOWS, WINDOWS, Dataset
-from policysearch.graph import Shape
+from policysearch.graph import FloatArray, Shape
 from policysearch.nn.chain import Chain
+from policysearch.nn.layers import traced_through
 from policysearch.nn.model import Fed, ParameterSpec
 from policysearch.nn.models import gpt
 from policysearch.objective.sampled import Trained, trained_along
@@ -107,10 +109,19 @@ class TiedHead:
             return b.emit(matmul, x, fed["embed.weight"], attrs={"transpose_b": True})
 
 
+class TiedChain(Chain):
+    """A chain whose last layer reads the arrays of others."""
+
+    @cached_property
+    def _specs(self) -> tuple[ParameterSpec, ...]:
+        return traced_through(self.layers[:-1], self.input_shape, self.rows_per_example)[0]
+
+
 def tied(*widths: int) -> Chain:
     """Return the GPT for the walk whose head has the weights of its embedding."""
     model = gpt((TIME,), TOKENS, widths[0], widths[1:])
-    return replace(model, layers=(*model.layers[:-1], TiedHead("head")))
+    layers = (*model.layers[:-1], TiedHead("head"))
+    return TiedChain("tied", layers, (TIME,), TOKENS, True, TIME, loss=model.loss)
 
 
 def nets() -> Mapping[str, Task]:
@@ -133,12 +144,14 @@ def nets() -> Mapping[str, Task]:
 class Row:
     """What was found after `step` steps: mean mismatches by sampler and head, in nats.
 
-    `logit` is the mean over labels of the largest magnitude among their logits.
+    `logit` is the mean over labels of the largest magnitude among their logits, `sum` how often
+    the root of the sum of the squares of a logit's terms goes into that: by so much terms add up.
     """
 
     step: int
     loss: float
     logit: float
+    sum: float
     apart: Mapping[tuple[str, str], float]
 
     def taken(self, sampler: str, head: str) -> float:
@@ -150,19 +163,29 @@ def _largest(outputs: NDArray[Any], labels: NDArray[Any]) -> float:
     return float(np.abs(outputs).max(axis=-1).mean())
 
 
+def _terms(weights: Mapping[str, FloatArray]) -> float:
+    """Return the root mean square, over classes, of the root of the terms' squares of a logit.
+
+    What the head reads is normalised: numbers of variance 1 times the gain, and the shift.
+    """
+    table = weights.get("head.weight", weights["embed.weight"])
+    read = weights["norm.weight"] ** 2 + weights["norm.bias"] ** 2
+    return float(np.sqrt((table**2 @ read).mean()))
+
+
 def row_of(trained: Trained, name: str) -> Row:
     """Return all mismatches of a net that was trained under autocast in a format."""
     trainer = preset(f"torch.autocast.{name}", trained.model.layer_names)
-    samplers = {said: make(name, trainer) for said, make in SAMPLERS.items()}
-    found = {
-        (said, head): trained.mismatch(change(trainer), change(sampler))
-        for said, sampler in samplers.items()
+    logs = cache(trained.log_probabilities)  # policies of a trainer and of some samplers recur
+    apart = {
+        (said, head): float(np.abs(logs(change(sampler)) - logs(change(trainer))).mean())
+        for said, sampler in ((said, make(name, trainer)) for said, make in SAMPLERS.items())
         for head, change in HEADS.items()
     }
-    logit = trained.evaluation(samplers["float32"], _largest).metric
+    logit = trained.evaluation(trainer, _largest).metric
     assert logit is not None
-    apart = {key: row.mean for key, row in found.items()}
-    return Row(trained.step, next(iter(found.values())).loss, logit, apart)
+    loss, terms = -float(logs(trainer).mean()), _terms(trained.weights)
+    return Row(trained.step, loss, logit, logit / terms, apart)
 
 
 def rows(task: Task, name: str, seeds: Sequence[int]) -> list[list[Row]]:
@@ -178,8 +201,9 @@ def rows(task: Task, name: str, seeds: Sequence[int]) -> list[list[Row]]:
 def lines(found: list[list[Row]]) -> Iterator[str]:
     """Yield what is printed of one net under one format."""
     for at in zip(*found, strict=True):
-        loss, logit = (np.mean([getattr(row, key) for row in at]) for key in ("loss", "logit"))
-        yield f"  after {at[0].step} steps: loss {loss:.3f}, largest logit {logit:.2f}"
+        loss, logit, total = np.mean([(row.loss, row.logit, row.sum) for row in at], axis=0)
+        size = f"largest logit {logit:.2f}, {total:.2f} times its terms"
+        yield f"  after {at[0].step} steps: loss {loss:.3f}, {size}"
         for said in SAMPLERS:
             apart = " ".join(f"{row.apart[said, 'as it is']:.2e}" for row in at)
             shares = [

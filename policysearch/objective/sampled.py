@@ -76,13 +76,17 @@ class Trained:
 
     def mismatch(self, policy: Policy, sampler: Policy) -> Mismatch:
         """Return how far the sampler is from the model as `policy` has it, with these weights."""
-        trained, sampled = (self._log_probabilities(each) for each in (policy, sampler))
+        trained, sampled = (self.log_probabilities(each) for each in (policy, sampler))
         apart = sampled - trained
         far = np.abs(apart)
         numbers = map(float, (far.mean(), far.max(), apart.mean(), -trained.mean()))
         return Mismatch(self.step, *numbers)
 
-    def _log_probabilities(self, policy: Policy) -> NDArray[np.float64]:
+    def log_probabilities(self, policy: Policy) -> NDArray[np.float64]:
+        """Return those of the validation labels under `policy`, in nats, [labels].
+
+        They are of the logits in float64, as samplers take them in float32: neither rounds them.
+        """
         losses = self.evaluation(policy).losses
         if losses is None:
             raise InputError("task.loss: no losses of single labels; expected classes as labels")
