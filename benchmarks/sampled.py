@@ -15,6 +15,7 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from policysearch import load_study
 from policysearch.data.datasets import TIME, VALIDATION_WINDOWS, WINDOWS, Dataset
 from policysearch.graph import FloatArray, Shape
+from policysearch.layout import in_storage_order
 from policysearch.nn.chain import Chain
 from policysearch.nn.layers import traced_through
 from policysearch.nn.model import Fed, ParameterSpec
@@ -142,13 +144,13 @@ def nets() -> Mapping[str, Task]:
 
 @dataclass(frozen=True)
 class Row:
-    """What was found after `step` steps: mean mismatches by sampler and head, in nats.
+    """What was found `after` some steps: mean mismatches by sampler and head, in nats.
 
     `logit` is the mean over labels of the largest magnitude among their logits, `sum` how often
     the root of the sum of the squares of a logit's terms goes into that: by so much terms add up.
     """
 
-    step: int
+    after: str
     loss: float
     logit: float
     sum: float
@@ -185,25 +187,32 @@ def row_of(trained: Trained, name: str) -> Row:
     logit = trained.evaluation(trainer, _largest).metric
     assert logit is not None
     loss, terms = -float(logs(trainer).mean()), _terms(trained.weights)
-    return Row(trained.step, loss, logit, logit / terms, apart)
+    return Row(f"{trained.step} steps", loss, logit, logit / terms, apart)
 
 
-def rows(task: Task, name: str, seeds: Sequence[int]) -> list[list[Row]]:
-    """Return those along the training, for each seed."""
+def scaled(trained: Trained, name: str, factor: float) -> Row:
+    """Return the row of the same net with the weights of its head times a factor."""
+    larger = in_storage_order(trained.weights["head.weight"] * np.float32(factor))
+    row = row_of(replace(trained, weights={**trained.weights, "head.weight": larger}), name)
+    return replace(row, after=f"{row.after}, head times {factor:g}")
+
+
+def rows(task: Task, name: str, seed: int, factors: Sequence[float]) -> Iterator[Row]:
+    """Yield those along a training, then those with the head's weights times each factor."""
     layers = task.build_model(task.load_dataset()).layer_names
     trainer = preset(f"torch.autocast.{name}", layers)
-    return [
-        [row_of(trained, name) for trained in trained_along(task, trainer, seed, SHARES)]
-        for seed in seeds
-    ]
+    for trained in trained_along(task, trainer, seed, SHARES):
+        yield row_of(trained, name)
+    for factor in factors:
+        yield scaled(trained, name, factor)
 
 
-def lines(found: list[list[Row]]) -> Iterator[str]:
-    """Yield what is printed of one net under one format."""
+def lines(found: Sequence[Sequence[Row]]) -> Iterator[str]:
+    """Yield what is printed of one net under one format: `found` are the rows of each seed."""
     for at in zip(*found, strict=True):
         loss, logit, total = np.mean([(row.loss, row.logit, row.sum) for row in at], axis=0)
         size = f"largest logit {logit:.2f}, {total:.2f} times its terms"
-        yield f"  after {at[0].step} steps: loss {loss:.3f}, {size}"
+        yield f"  after {at[0].after}: loss {loss:.3f}, {size}"
         for said in SAMPLERS:
             apart = " ".join(f"{row.apart[said, 'as it is']:.2e}" for row in at)
             shares = [
@@ -213,19 +222,33 @@ def lines(found: list[list[Row]]) -> Iterator[str]:
             yield f"    sampler {said}: {apart}; {'; '.join(shares)}"
 
 
+def rule(found: Sequence[Row]) -> str:
+    """Return how well the largest logit, and its sum, rank what a float32 head takes away."""
+    points = [(row.taken("float32", "head in float32"), row.logit, row.sum) for row in found]
+    ranks = np.argsort(np.argsort(points, axis=0), axis=0)
+    _, with_logit, with_sum = np.asarray(np.corrcoef(ranks, rowvar=False))[0]
+    said = f"with the largest logit {with_logit:.2f}, with its terms' sum {with_sum:.2f}"
+    return f"rank correlation of what a float32 head takes, sampler float32: {said}"
+
+
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sampled", description=__doc__)
     known = nets()
     parser.add_argument("--nets", nargs="+", default=list(known), choices=list(known))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    told = "also with the weights of the head times these, where they are its own"
+    parser.add_argument("--factors", nargs="*", type=float, default=[], help=told)
     options = parser.parse_args()
     print("mean |sampled - trained| of log-probabilities in nats, by seed")
-    for net in options.nets:
-        for name in FORMATS:
-            print(f"{net}, {name}:")
-            for line in lines(rows(known[net], name, options.seeds)):
-                print(line, flush=True)
+    every: dict[str, list[Row]] = {name: [] for name in FORMATS}
+    for net, name in product(options.nets, FORMATS):
+        print(f"{net}, {name}:")
+        found = [list(rows(known[net], name, seed, options.factors)) for seed in options.seeds]
+        print("\n".join(lines(found)), flush=True)
+        every[name] += [row for seed in found for row in seed[: len(SHARES)]]
+    for name, seen in every.items():
+        print(f"{name}, {len(seen)} nets: {rule(seen)}")
 
 
 if __name__ == "__main__":
