@@ -222,9 +222,15 @@ def lines(found: Sequence[Sequence[Row]]) -> Iterator[str]:
             yield f"    sampler {said}: {apart}; {'; '.join(shares)}"
 
 
-def rule(found: Sequence[Row]) -> str:
+def point(at: Sequence[Row]) -> NDArray[np.float64]:
+    """Return what a float32 head takes, the largest logit and its sum, means over seeds."""
+    taken = [row.taken("float32", "head in float32") for row in at]
+    found = [taken, [row.logit for row in at], [row.sum for row in at]]
+    return np.asarray(np.mean(found, axis=1), np.float64)
+
+
+def rule(points: Sequence[NDArray[np.float64]]) -> str:
     """Return how well the largest logit, and its sum, rank what a float32 head takes away."""
-    points = [(row.taken("float32", "head in float32"), row.logit, row.sum) for row in found]
     ranks = np.argsort(np.argsort(points, axis=0), axis=0)
     _, with_logit, with_sum = np.asarray(np.corrcoef(ranks, rowvar=False))[0]
     said = f"with the largest logit {with_logit:.2f}, with its terms' sum {with_sum:.2f}"
@@ -236,19 +242,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sampled", description=__doc__)
     known = nets()
     parser.add_argument("--nets", nargs="+", default=list(known), choices=list(known))
+    parser.add_argument("--formats", nargs="+", default=FORMATS, choices=FORMATS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     told = "also with the weights of the head times these, where they are its own"
     parser.add_argument("--factors", nargs="*", type=float, default=[], help=told)
     options = parser.parse_args()
     print("mean |sampled - trained| of log-probabilities in nats, by seed")
-    every: dict[str, list[Row]] = {name: [] for name in FORMATS}
-    for net, name in product(options.nets, FORMATS):
+    every: dict[str, list[NDArray[np.float64]]] = {name: [] for name in options.formats}
+    for net, name in product(options.nets, options.formats):
         print(f"{net}, {name}:")
         found = [list(rows(known[net], name, seed, options.factors)) for seed in options.seeds]
         print("\n".join(lines(found)), flush=True)
-        every[name] += [row for seed in found for row in seed[: len(SHARES)]]
+        every[name] += [point(at) for at in zip(*found, strict=True)][: len(SHARES)]
     for name, seen in every.items():
-        print(f"{name}, {len(seen)} nets: {rule(seen)}")
+        print(f"{name}, {len(seen)} points: {rule(seen)}")
 
 
 if __name__ == "__main__":
