@@ -70,6 +70,12 @@ def stored_flat(array: FloatArray) -> FloatArray:
     return stored_view(array).reshape(-1)
 
 
+def in_storage_order(array: FloatArray) -> FloatArray:
+    """Return the array, or a copy of it where it lies otherwise, in storage order."""
+    flat = stored_flat(array)
+    return array if np.shares_memory(flat, array) else stored(flat, array.shape)
+
+
 def last_axis_view(array: FloatArray) -> FloatArray:
     """Return the view [length, ...] with the last axis first, the others as they are stored."""
     return np.moveaxis(stored_view(array), stored_last_axis(array.ndim), 0)

@@ -11,6 +11,7 @@ import pytest
 from policysearch.emulator.compile import compile_graph
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray
+from policysearch.layout import in_storage_order
 from policysearch.nn.chain import Chain
 from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.ops.builder import Builder
@@ -98,6 +99,20 @@ def test_shared_sources_are_trained_in_place() -> None:
     second.forward_backward()
     second.apply_updates()
     assert not np.array_equal(first.arrays["fc1.weight"], before)
+
+
+def test_sources_that_lie_in_another_order_are_refused() -> None:
+    """Kernels read flat numbers: those of a copy in C order are another net's."""
+    model = NETS["mlp"]
+    graph = graph_of(model, "float32", "momentum")
+    shared = compile_graph(graph).arrays
+    copies = {name: np.array(array, order="C") for name, array in shared.items()}
+    with pytest.raises(AssertionError, match="is not in storage order"):
+        compile_graph(graph, sources=copies)
+    laid = {name: in_storage_order(array) for name, array in copies.items()}
+    assert compile_graph(graph, sources=laid).arrays["fc1.weight"] is laid["fc1.weight"]
+    assert np.array_equal(laid["fc1.weight"], shared["fc1.weight"])
+    assert in_storage_order(shared["fc1.weight"]) is shared["fc1.weight"]
 
 
 def test_an_update_that_overwrites_a_source_read_later_keeps_the_old_value() -> None:

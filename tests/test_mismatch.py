@@ -12,6 +12,7 @@ from policysearch.objective.sampled import Mismatch, mismatches
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task
+from policysearch.train.training import train
 from policysearch.values import InputError
 
 TASK = Task(
@@ -26,7 +27,8 @@ TASK = Task(
     steps=24,
     tail_steps=4,
 )
-MODEL = TASK.build_model(TASK.load_dataset())
+DATASET = TASK.load_dataset()
+MODEL = TASK.build_model(DATASET)
 
 
 def low(name: str) -> Policy:
@@ -41,6 +43,16 @@ def test_a_net_sampled_as_it_is_trained_is_not_apart() -> None:
     rows = found(low("bfloat16"), low("bfloat16"))
     assert [row.step for row in rows] == [6, 12, 24]
     assert {(row.mean, row.largest, row.bias) for row in rows} == {(0.0, 0.0, 0.0)}
+
+
+def test_the_net_that_is_looked_at_is_the_one_that_was_trained() -> None:
+    """Read in another order, weights are those of a net that knows nothing and still has a gap."""
+    policy = low("bfloat16")
+    losses = [row.loss for row in found(policy, low("float32"))]
+    for step, loss in zip((6, 12, 24), losses, strict=True):
+        run = train(TASK, policy, 0, dataset=DATASET, model=MODEL, until=step)
+        assert loss == run.validation_loss
+    assert losses[-1] < losses[0] - 0.1
 
 
 def test_three_bits_of_mantissa_are_a_factor_of_eight() -> None:
@@ -72,5 +84,5 @@ def test_the_command_prints_it_along_the_training(capsys: pytest.CaptureFixture[
     command = ["mismatch", "preset:bfloat16", "preset:bfloat16", "--study"]
     assert main([*command, "studies/mlp-digits.toml"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-4].split() == ["steps", "mean", "apart", "largest", "bias"]
-    assert [line.split()[1:] for line in lines[-3:]] == [["0", "0", "0"]] * 3
+    assert lines[-4].split() == ["steps", "loss", "mean", "apart", "largest", "bias"]
+    assert [line.split()[2:] for line in lines[-3:]] == [["0", "0", "0"]] * 3

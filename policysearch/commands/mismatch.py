@@ -31,9 +31,9 @@ def _mismatch(options: argparse.Namespace) -> None:
     sampler = policy_in(spec, options.sampler)
     print(f"trained as {policy.name}, sampled as {sampler.name}; log-probabilities of validation")
     print("labels under the same weights, sampled minus trained, in nats")
-    rows = [("steps", "mean apart", "largest", "bias")]
+    rows = [("steps", "loss", "mean apart", "largest", "bias")]
     for row in mismatches(spec.task, policy, sampler, options.seed):
-        numbers = (f"{x:.3g}" for x in (row.mean, row.largest, row.bias))
+        numbers = (f"{x:.3g}" for x in (row.loss, row.mean, row.largest, row.bias))
         rows.append((str(row.step), *numbers))  # type: ignore[arg-type]
     print("\n".join(aligned(rows)))
 

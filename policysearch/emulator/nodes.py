@@ -10,7 +10,7 @@ import numpy as np
 from policysearch.accumulators import accumulator_named
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph, Node
-from policysearch.layout import empty
+from policysearch.layout import empty, stored_flat
 from policysearch.ops.block_products import TAKES_SCALES
 from policysearch.ops.composite import INNER_FORMAT
 from policysearch.ops.gather import STEPS
@@ -56,5 +56,6 @@ def source_array(node: Node, given: Mapping[str, FloatArray]) -> FloatArray:
     if node.name not in given:
         return empty(node.shape)
     array = given[node.name]
-    assert np.shares_memory(array.ravel(order="K"), array), f"{node.name} is not in storage order"
+    # kernels read the flat numbers: in another order they would be those of another array
+    assert np.shares_memory(stored_flat(array), array), f"{node.name} is not in storage order"
     return array

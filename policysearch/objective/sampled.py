@@ -8,7 +8,7 @@ begins with the gap of the log-probabilities of the same tokens under the same w
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 
 from policysearch.data.datasets import Dataset
 from policysearch.graph import FloatArray
+from policysearch.layout import in_storage_order
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.rounding.rounder import check_fast
-from policysearch.train.evaluation import evaluation
+from policysearch.train.evaluation import Evaluation, evaluation
 from policysearch.train.losses import loss_of
 from policysearch.train.tasks import Task
 from policysearch.train.training import train
+from policysearch.train.user_code import Metric
 from policysearch.values import InputError
 
 LIKELIHOODS = ("softmax_cross_entropy", "token_cross_entropy")
@@ -36,28 +38,79 @@ SHARES = (0.25, 0.5, 1.0)
 class Mismatch:
     """Log-probabilities of validation labels as sampled minus as trained, after `step` steps.
 
-    In nats: the mean of their absolute values, the largest, and the mean (a bias).
+    In nats: the mean of their absolute values, the largest, and the mean (a bias). `loss` is the
+    mean of minus those as trained.
     """
 
     step: int
     mean: float
     largest: float
     bias: float
+    loss: float
 
 
-def mismatches(
-    task: Task, policy: Policy, sampler: Policy, seed: int, shares: Sequence[float] = SHARES
-) -> Iterator[Mismatch]:
-    """Yield the mismatch at these shares of a training under `policy`, sampled under `sampler`.
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A model with the weights that it has after `step` steps of a training of `task`."""
 
-    InputError where the loss of the task is no likelihood of labels, or the training diverges.
+    task: Task
+    model: Model
+    dataset: Dataset
+    seed: int
+    step: int
+    weights: Mapping[str, FloatArray]
+
+    def evaluation(self, policy: Policy, metric: Metric | None = None) -> Evaluation:
+        """Return what the model makes of the validation part under `policy`, in its phase then."""
+        return evaluation(
+            self.model,
+            policy.at_step(self.step - 1),
+            self.weights,
+            self.dataset.validation,
+            self.task.batch_size,
+            loss=self.task.loss,
+            seed=self.seed,
+            fast=check_fast(None),
+            metric=metric,
+        )
+
+    def mismatch(self, policy: Policy, sampler: Policy) -> Mismatch:
+        """Return how far the sampler is from the model as `policy` has it, with these weights."""
+        trained, sampled = (self.log_probabilities(each) for each in (policy, sampler))
+        apart = sampled - trained
+        far = np.abs(apart)
+        numbers = map(float, (far.mean(), far.max(), apart.mean(), -trained.mean()))
+        return Mismatch(self.step, *numbers)
+
+    def log_probabilities(self, policy: Policy) -> NDArray[np.float64]:
+        """Return those of the validation labels under `policy`, in nats, [labels].
+
+        They are of the logits in float64, as samplers take them in float32: neither rounds them.
+        """
+        losses = self.evaluation(policy).losses
+        if losses is None:
+            raise InputError("task.loss: no losses of single labels; expected classes as labels")
+        return -losses
+
+
+def trained_along(
+    task: Task,
+    policy: Policy,
+    seed: int,
+    shares: Sequence[float] = SHARES,
+    samplers: Sequence[Policy] = (),
+) -> Iterator[Trained]:
+    """Yield the model with its weights at these shares of a training under `policy`.
+
+    InputError where the loss of the task is no likelihood of labels, where one of the policies is
+    for other layers, or where the training diverges.
     """
     dataset = task.load_dataset()
     model = task.build_model(dataset)
     if loss_of(model, task.loss) not in LIKELIHOODS:
         known = ", ".join(LIKELIHOODS)
         raise InputError(f"task.loss: {task.loss!r}; expected a likelihood of labels: {known}")
-    for each in (policy, sampler):
+    for each in (policy, *samplers):
         each.check_layers(model.layer_names)
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "checkpoint"
@@ -68,37 +121,16 @@ def mismatches(
             )
             if run.diverged:
                 raise InputError(f"policy {policy.name!r}: diverges; expected one that trains")
-            trained, sampled = (
-                _log_probabilities(model, dataset, task, each.at_step(until - 1), run.params, seed)
-                for each in (policy, sampler)
-            )
-            apart = sampled - trained
-            yield Mismatch(
-                until,
-                float(np.mean(np.abs(apart))),
-                float(np.max(np.abs(apart))),
-                float(np.mean(apart)),
-            )
+            weights = {name: in_storage_order(array) for name, array in run.params.items()}
+            yield Trained(task, model, dataset, seed, until, weights)
 
 
-def _log_probabilities(
-    model: Model,
-    dataset: Dataset,
-    task: Task,
-    policy: Policy,
-    params: dict[str, FloatArray],
-    seed: int,
-) -> NDArray[np.float64]:
-    found = evaluation(
-        model,
-        policy,
-        params,
-        dataset.validation,
-        task.batch_size,
-        loss=task.loss,
-        seed=seed,
-        fast=check_fast(None),
-    )
-    if found.losses is None:
-        raise InputError("task.loss: no losses of single labels; expected classes as labels")
-    return -found.losses
+def mismatches(
+    task: Task, policy: Policy, sampler: Policy, seed: int, shares: Sequence[float] = SHARES
+) -> Iterator[Mismatch]:
+    """Yield the mismatch at these shares of a training under `policy`, sampled under `sampler`.
+
+    InputError as in `trained_along`.
+    """
+    for row in trained_along(task, policy, seed, shares, (sampler,)):
+        yield row.mismatch(policy, sampler)
