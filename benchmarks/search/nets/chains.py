@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from policysearch.nn.attention import Embedding, Position, transformer_block
 from policysearch.nn.chain import Chain
@@ -19,7 +20,7 @@ def normed_mlp() -> Chain:
 
 
 def _normed(widths: tuple[int, ...]) -> Iterator[Layer]:
-    for number, (n_in, n_out) in enumerate(zip(widths, widths[1:], strict=False), 1):
+    for number, (n_in, n_out) in enumerate(pairwise(widths), 1):
         yield Linear(f"fc{number}", n_in, n_out)
         yield LayerNorm(f"norm{number}", n_out)
         yield Activation(f"gelu{number}", "gelu")
@@ -46,7 +47,7 @@ def convnet() -> Chain:
 def rms_gpt(width: int = 24, hidden: int = 48, heads: int = 4) -> Chain:
     """Return a decoder of one block on sums, with bare norms and squared ReLU."""
     middle = Squared("block1.relu", "relu")
-    layers = (
+    layers: tuple[Layer, ...] = (
         Embedding("embed", WORDS, width),
         Position("position", TIME),
         *transformer_block("block1", width, hidden, heads, TIME, middle, True, RMSNorm),

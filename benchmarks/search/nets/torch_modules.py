@@ -27,3 +27,41 @@ class Rows(nn.Module):
 def rows() -> nn.Module:
     """Return the recurrent net."""
     return Rows()
+
+
+class Block(nn.Module):
+    """A norm, a layer to twice the width and one back, added to their input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(width), nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [batch, width] of the same."""
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Deep(nn.Module):
+    """A residual net: two linear layers, and two a block."""
+
+    def __init__(self, width: int, blocks: int) -> None:
+        super().__init__()
+        self.embed = nn.Linear(64, width)
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(blocks)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return logits [batch, 10] of images [batch, 1, 8, 8]."""
+        logits: torch.Tensor = self.head(self.norm(self.blocks(self.embed(images.flatten(1)))))
+        return logits
+
+
+def deep() -> nn.Module:
+    """Return the net of 42 linear layers that is trained."""
+    return Deep(16, 20)
+
+
+def wide() -> nn.Module:
+    """Return the one that is priced, whose layers are called alike."""
+    return Deep(4096, 20)
