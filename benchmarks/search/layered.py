@@ -65,15 +65,19 @@ class Layered:
 
         `costs` [layers, formats] are what each format costs each layer, in nats.
         """
+        params = self.weighed(costs, seed)
+        distinct = {tuple(sorted(each.items())): each for each in params}
+        rows = np.concatenate([self.row(each) for each in distinct.values()])
+        return rows, self.lookup.costs(list(distinct.values()))
+
+    def weighed(self, costs: Array, seed: int = 0) -> list[Params]:
+        """Return the policy that is best for each of many weights of time, memory and `costs`."""
         shares, gaps = WEIGHTS
         rng = np.random.default_rng(seed)
         share = rng.uniform(size=shares * gaps)
         weight = np.exp(rng.uniform(math.log(1e-2), math.log(1e5), size=shares * gaps))
         weights = np.column_stack([share, 1.0 - share])
-        params = self.lookup.cheapest(0, weights, weight[:, None, None] * costs)
-        distinct = {tuple(sorted(each.items())): each for each in params}
-        rows = np.concatenate([self.row(each) for each in distinct.values()])
-        return rows, self.lookup.costs(list(distinct.values()))
+        return self.lookup.cheapest(0, weights, weight[:, None, None] * costs)
 
 
 @dataclass(frozen=True)
