@@ -118,22 +118,22 @@ class Trainings:
 
     def __init__(self, layered: Layered, path: Path) -> None:
         self._layered, self._path = layered, path
-        self._known: dict[tuple[str, int], float] = {}
+        self.known: dict[tuple[str, int], float] = {}
         if path.exists():
             with path.open(newline="") as file:
                 rows = csv.reader(file)
-                self._known = {(policy, int(seed)): float(found) for policy, seed, found in rows}
+                self.known = {(policy, int(seed)): float(found) for policy, seed, found in rows}
 
     def gap(self, policy: Policy, seed: int) -> float:
         """Return the gap of a policy in nats, trained where it is not known."""
         key = policy.digest[:16], seed
-        if key not in self._known:
+        if key not in self.known:
             objective = self._layered.objective
             run = objective.measure(policy, seed)
-            self._known[key] = float(f"{gap(run, objective.baseline(seed)):.6g}")
+            self.known[key] = float(f"{gap(run, objective.baseline(seed)):.6g}")
             with self._path.open("a", newline="") as file:
-                csv.writer(file, lineterminator="\n").writerow([*key, self._known[key]])
-        return self._known[key]
+                csv.writer(file, lineterminator="\n").writerow([*key, self.known[key]])
+        return self.known[key]
 
 
 class Grown:
