@@ -98,6 +98,9 @@ TRIALS = 20
 AT = (3, 5, 10, 20)
 """After so many trainings the volume is told."""
 
+WITHIN = 1e-3
+"""Gap in nats within which the fastest policy is told."""
+
 
 def spec_of(modules: Path = MODULES, blocks: int = BLOCKS, steps: int = 120) -> StudySpec:
     """Return the study of a file's nets; each norm is decided with the layer behind it."""
@@ -117,7 +120,7 @@ class Trainings:
     """Gaps by policy and training seed, kept in a file that grows."""
 
     def __init__(self, layered: Layered, path: Path) -> None:
-        self._layered, self._path = layered, path
+        self._layered, self.path = layered, path
         self.known: dict[tuple[str, int], float] = {}
         if path.exists():
             with path.open(newline="") as file:
@@ -131,7 +134,7 @@ class Trainings:
             objective = self._layered.objective
             run = objective.measure(policy, seed)
             self.known[key] = float(f"{gap(run, objective.baseline(seed)):.6g}")
-            with self._path.open("a", newline="") as file:
+            with self.path.open("a", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerow([*key, self.known[key]])
         return self.known[key]
 
@@ -236,15 +239,19 @@ def draws_of(name: str) -> range:
     return range(2 if name in DRAWS else 1)
 
 
+def volume(deep: Deep, trained: Sequence[Trained]) -> float:
+    """Return the volume that all of it dominates together."""
+    gaps, costs = (np.concatenate([getattr(t, n) for t in trained]) for n in ("gaps", "costs"))
+    return deep.layered.measure.volume(gaps, costs)
+
+
 def shares(
     deep: Deep, by_name: Mapping[str, Sequence[Trained]], at: Sequence[int] = AT
 ) -> dict[str, Array]:
     """Return by method the shares [draws, at] of the volume of all that was trained."""
-    measure, every = deep.layered.measure, [t for each in by_name.values() for t in each]
-    gaps, costs = (np.concatenate([getattr(t, n) for t in every]) for n in ("gaps", "costs"))
-    whole = measure.volume(gaps, costs)
+    whole = volume(deep, [t for each in by_name.values() for t in each])
     return {
-        name: np.array([[t.volume(measure, count) / whole for count in at] for t in each])
+        name: np.array([[volume(deep, [t.paid(n)]) / whole for n in at] for t in each])
         for name, each in by_name.items()
     }
 
@@ -258,17 +265,20 @@ def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     deep = Deep(spec_of())
     found: dict[str, list[Array]] = {name: [] for name in METHODS}
+    speeds: dict[str, list[float]] = {name: [] for name in METHODS}
     for seed in options.seeds:
         trained = {
             name: [deep.trained(name, seed, draw) for draw in draws_of(name)] for name in METHODS
         }
         for name, each in shares(deep, trained).items():
             found[name].append(each.mean(axis=0))
+            speeds[name] += [t.paid(TRIALS).fastest(WITHIN) for t in trained[name]]
     print(f"share of the volume after {AT} trainings, mean of seeds {options.seeds}, and of each")
+    print(f"after {AT[-2:]}; the fastest within {WITHIN:g} nats, over float32")
     for name, rows in found.items():
         said = [" ".join(f"{share:.3f}" for share in np.mean(rows, axis=0))]
         said += [" ".join(f"{share:.3f}" for share in row[-2:]) for row in rows]
-        print(f"{name:18} {' | '.join(said)}", flush=True)
+        print(f"{name:18} {' | '.join(said)} | {np.mean(speeds[name]):.2f}x", flush=True)
 
 
 if __name__ == "__main__":

@@ -96,10 +96,10 @@ class Trained:
         """Return the speed over float32's of the fastest policy within a gap in nats."""
         return float((1.0 / self.costs[self.gaps <= within, 0]).max(initial=1.0))
 
-    def volume(self, measure: Yardstick, trainings: float) -> float:
-        """Return the volume that what so many trainings pay for dominates; float32 is free."""
+    def paid(self, trainings: float) -> Trained:
+        """Return what so many trainings pay for; float32 is free."""
         count = 1 + max(0, math.floor(trainings - self.charged + 1e-9))
-        return measure.volume(self.gaps[:count], self.costs[:count])
+        return Trained(self.gaps[:count], self.costs[:count], self.seconds[:count], self.charged)
 
 
 def studied(
