@@ -5,26 +5,29 @@ Each gives policies in the order in which it trains them. All read float32's own
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
 
 from benchmarks.search.gradient_errors import moments, seen_under
-from benchmarks.search.layered import Layered
+from benchmarks.search.layered import Layered, Rows
 from benchmarks.search.probes import probe_steps, probes
 from benchmarks.search.rivals import within_bounds
 from benchmarks.search.scores import scores
 from policysearch.policy.policy import Phase, Policy
 from policysearch.policy.presets import preset
 from policysearch.search.hypervolume import Array
-from policysearch.search.price_table import formats_of
+from policysearch.search.price_table import MOST_ERROR, formats_of
 from policysearch.space.decided.base import Params
 from policysearch.study.probes import probes as errors
 
-LARGEST = 0.1
-"""What the largest guess of each layer comes to in sum, in nats: methods do not give a unit."""
+LARGEST = 1e-3
+"""What the largest guess of each layer comes to in sum: methods do not give a unit.
+
+So small that the least weight of it finds what is fastest of all, and the largest float32.
+"""
 
 PARTS = 3
 """Of a run: what is decided for the first is decided anew for each other."""
@@ -79,7 +82,7 @@ def in_context(layered: Layered, seed: int, alone: Array) -> Array:
 
 def params_of(layered: Layered, row: Sequence[int]) -> Params:
     """Return the decisions that formats by their places are."""
-    return formats_of(layered.space, tuple(row))
+    return formats_of(layered.space, tuple(int(option) for option in row))
 
 
 def policy_of(layered: Layered, row: Sequence[int]) -> Policy:
@@ -96,19 +99,67 @@ def _costs(layered: Layered, guessed: Array) -> Array:
     return np.asarray(costs / costs.max(axis=1).sum() * LARGEST)
 
 
+def _ranked(costs: Array) -> Rows:
+    """Return rows [n, layers]: of two neighbouring formats the lower where it is least harmful.
+
+    For no layer up to all of them. That is what a program over prices that add up finds where
+    layers are alike; Viterbi's algorithm, which sees casts to the next layer alone, misses some.
+    """
+    layers, formats = costs.shape
+    found = []
+    for low in range(1, formats):
+        order = np.argsort(costs[:, low] - costs[:, low - 1])
+        for count in range(layers + 1):
+            row = np.full(layers, low - 1)
+            row[order[:count]] = low
+            found.append(row)
+    return np.array(found)
+
+
+def _candidates(layered: Layered, costs: Array) -> Rows:
+    """Return rows [n, layers] of the solutions of a program for many weights, repeated or not."""
+    weighed = [layered.row(params) for params in layered.weighed(costs)]
+    return np.concatenate([*weighed, _ranked(costs)])
+
+
 def programmed(layered: Layered, guessed: Array) -> Iterator[Policy]:
     """Yield the policies that are cheapest within some bound on the sum of guesses."""
-    costs = _costs(layered, guessed)
-    rows, prices = layered.best(costs)
-    totals = costs[np.arange(rows.shape[1]), rows].sum(axis=1)
-    for place in _within_corner(layered, totals, prices):
-        yield policy_of(layered, rows[place].tolist())
+    return _programs(layered, [_costs(layered, guessed)])
 
 
-def _within_corner(layered: Layered, totals: Array, prices: Array) -> Iterator[int]:
-    """Yield places of `within_bounds`, of what is fast and small enough to have a volume alone."""
-    kept = np.flatnonzero((prices < layered.measure.corner[1:]).all(axis=1))
-    yield from (int(kept[place]) for place in within_bounds(totals[kept], prices[kept]))
+def _programs(layered: Layered, costs: Sequence[Array]) -> Iterator[Policy]:
+    """Yield the policies of programs, of one for each equal part of the run."""
+    parts = np.stack([_candidates(layered, each) for each in costs], axis=1)
+    parts = np.unique(parts, axis=0)  # [n, parts, layers]
+    layers = np.arange(parts.shape[2])
+    totals = [each[layers, parts[:, i]].sum(axis=1) for i, each in enumerate(costs)]
+    prices = np.stack(
+        [
+            layered.lookup.costs([params_of(layered, row) for row in parts[:, i]])
+            for i in range(len(costs))
+        ]
+    )
+    both = np.column_stack([prices[:, :, 0].mean(axis=0), prices[:, :, 1].max(axis=0)])
+
+    def policy(place: int) -> Policy:
+        return joined(layered, [policy_of(layered, row) for row in parts[place]])
+
+    return _within_corner(layered, np.mean(totals, axis=0), both, policy)
+
+
+def _within_corner(
+    layered: Layered, totals: Array, prices: Array, policy: Callable[[int], Policy]
+) -> Iterator[Policy]:
+    """Yield policies in the order of `within_bounds` that are fast and small enough for a volume.
+
+    The prices of the table are rough, so each is priced exactly before it is trained.
+    """
+    corner = layered.measure.corner[1:]
+    kept = np.flatnonzero((prices < corner * (1.0 + MOST_ERROR)).all(axis=1))
+    for place in within_bounds(totals[kept], prices[kept]):
+        found = policy(int(kept[place]))
+        if (layered.costs(found) < corner).all():
+            yield found
 
 
 def divergence(loss: Array, gradients: Array) -> Array:
@@ -120,17 +171,7 @@ def divergence(loss: Array, gradients: Array) -> Array:
 def decided_anew(layered: Layered, guess: Guess) -> Iterator[Policy]:
     """Yield policies that SNIP decides for the first part of the run and anew for each other."""
     pairs = zip(guess["loss_at"], guess["gradients_at"], strict=True)
-    costs = [_costs(layered, divergence(*pair)) for pair in pairs]
-    parts = [layered.weighed(each) for each in costs]
-    rows = np.array([[layered.row(params)[0] for params in part] for part in parts])
-    each = rows.transpose(1, 0, 2).reshape(rows.shape[1], -1)
-    _, kept = np.unique(each, axis=0, return_index=True)
-    layers = np.arange(rows.shape[2])
-    totals = [cost[layers, row].sum(axis=1) for cost, row in zip(costs, rows, strict=True)]
-    prices = np.array([layered.lookup.costs(part) for part in parts])
-    both = np.column_stack([prices[:, kept, 0].mean(axis=0), prices[:, kept, 1].max(axis=0)])
-    for place in _within_corner(layered, np.mean(totals, axis=0)[kept], both):
-        yield joined(layered, [policy_of(layered, row) for row in rows[:, kept[place]].tolist()])
+    return _programs(layered, [_costs(layered, divergence(*pair)) for pair in pairs])
 
 
 def joined(layered: Layered, policies: Sequence[Policy]) -> Policy:
