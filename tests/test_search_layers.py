@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.search import deep as benchmark
 from benchmarks.search.deep import METHODS, Deep, Grown, Trainings, draws_of, shares, spec_of
-from benchmarks.search.guesses import guessed_by, policy_of
+from benchmarks.search.guesses import GUESSING, guessed_by, policy_of
 from benchmarks.search.layered import Trained
 from benchmarks.search.tables import FOLDER, load
 from benchmarks.search.unseen import against_floor, against_rival, counted
@@ -57,7 +56,7 @@ def test_every_method_trains_policies_of_its_own_and_pays_for_probes(
     for name, each in trained.items():
         for found in each:
             assert 2 <= len(found.gaps) <= TRIALS + 1 and found.gaps[0] == 0.0, name
-            reads = name == "own+probes" or name in benchmark.GUESSING
+            reads = name == "own+probes" or name in GUESSING
             assert found.charged == (deep.charge if reads else 0.0)
     assert {len(each) for each in trained.values()} == {1, 2} and deep.charge > 0.5
 
