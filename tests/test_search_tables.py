@@ -12,7 +12,17 @@ import pytest
 from benchmarks.search.__main__ import beside, counts
 from benchmarks.search.live import every, live
 from benchmarks.search.seeds import EXACT, TOLD, finalists, one_seed
-from benchmarks.search.tables import FOLDER, NAMES, floor, load, mean_problem, problems, without
+from benchmarks.search.tables import (
+    FOLDER,
+    FRESH,
+    NAMES,
+    UNSEEN,
+    floor,
+    load,
+    mean_problem,
+    problems,
+    without,
+)
 from benchmarks.search.tabulate import described, gaps, priced
 from policysearch.objective.objective import JITTER, Objective
 from policysearch.objective.score import gap
@@ -74,6 +84,8 @@ def test_scales_that_are_one_row_were_trained_to_the_same_bit(
 
 @pytest.mark.parametrize("path", sorted(STUDY.parent.glob("*.toml")), ids=lambda path: path.stem)
 def test_a_table_is_of_its_study_file(path: Path) -> None:
+    if "torch" in str(load_spec(path).task.model):
+        pytest.importorskip("torch")
     task, table = live(path.stem), load(path.stem)
     assert task is not None and len(task.params) == len(table.costs)
     place = len(table.costs) - 1
@@ -138,6 +150,36 @@ def test_a_table_is_whole(name: str) -> None:
     problem = mean_problem(table)
     everything = problem.share(list(range(count)))
     assert everything == 1.0 and 0 < floor(problem, (0.95,))[0] < 10
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_an_unseen_table_is_whole(name: str) -> None:
+    """Every policy of its study file, with each of three seeds, and what its probes say."""
+    spec, table = load_spec(STUDY.parent / f"{name}.toml"), load(name)
+    count = len(table.costs)
+    assert spec.study.name == name and spec.study.seeds == (0, 1, 2) == tuple(
+        range(len(table.gaps))
+    )
+    assert table.rows.shape[0] == table.raw.shape[0] == table.gaps.shape[1] == count
+    assert len(np.unique(table.raw, axis=0)) == count == np.prod(table.raw.max(axis=0) + 1)
+    assert np.isfinite(table.gaps).all() and np.ptp(table.gaps, axis=1).min() > 1e-3
+    assert np.abs(table.gaps[:, table.exact]).max() < 1e-9 and table.exact.any()
+    counted = len(table.decisions.counted())
+    assert table.errors is not None and table.errors.shape == (3, counted, 2)
+    assert table.scores["loss"].shape == (3, counted) and 0.0 < table.errors_cost < 1.0
+    for problem in problems(table):
+        assert problem.volume > 0.0 and problem.share(list(range(count))) == 1.0
+
+
+def test_the_unseen_tables_are_of_the_kinds_that_were_chosen() -> None:
+    tasks = {name: load_spec(STUDY.parent / f"{name}.toml") for name in UNSEEN}
+    optimizers = [spec.task.optimizer for spec in tasks.values()]
+    assert len(UNSEEN) == 10 and optimizers.count("adamw") == 3
+    assert sum(spec.task.data == "sums" for spec in tasks.values()) == 2
+    assert sum("stochastic" in spec.space.update_roundings for spec in tasks.values()) == 1
+    assert sum(False in spec.space.master_weights for spec in tasks.values()) == 5
+    seen = {path.stem for path in STUDY.parent.glob("*.toml")} - set(UNSEEN)
+    assert not set(UNSEEN) & {*NAMES, *FRESH} and seen <= {*NAMES, *FRESH}
 
 
 @pytest.mark.parametrize("told", [EXACT, TOLD])

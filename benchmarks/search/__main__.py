@@ -36,6 +36,7 @@ from benchmarks.search.searches import OWN, Step, front, steps_within
 from benchmarks.search.tables import (
     FRESH,
     NAMES,
+    UNSEEN,
     Problem,
     Table,
     floor,
@@ -183,7 +184,7 @@ def _options() -> argparse.Namespace:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--tables", nargs="+", choices=(*NAMES, *FRESH, *TRAPS))
+    parser.add_argument("--tables", nargs="+", choices=(*NAMES, *FRESH, *UNSEEN, *TRAPS))
     parser.add_argument("--searches", nargs="+", default=(*SEARCHES, *RIVALS))
     parser.add_argument("--seeds", type=int, default=10, help="of each sampler")
     parser.add_argument("--trials", type=int, default=200, help="at most")

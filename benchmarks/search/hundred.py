@@ -17,26 +17,15 @@ from __future__ import annotations
 
 import argparse
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from benchmarks.search.layered import Layered, Rows, Trained, studied
 from benchmarks.timing import pin_one_thread
-from policysearch.objective.objective import Objective
-from policysearch.policy.policy import Policy, from_json
-from policysearch.search.acquisition import Yardstick, yardstick
 from policysearch.search.hypervolume import Array, improvements, non_dominated
-from policysearch.search.price_table import Lookup
-from policysearch.space.decided.base import Params
-from policysearch.space.encoding import Encoding
-from policysearch.space.space import Space
-from policysearch.study.optuna_view import TrialView
-from policysearch.study.proposer import Proposer
-from policysearch.study.specification import StudySpec, objective_of, space_of, spec_from_text
+from policysearch.study.specification import spec_from_text
 
 LAYERS = 100
 FORMATS = ("float32", "tfloat32", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -77,9 +66,6 @@ SHARED = 0.2
 NOISE = 0.03
 """Standard deviation of the logarithm of a gap beside what its layers cost."""
 
-WEIGHTS = (24, 64)
-"""So many shares of time and memory, and weights of the gap, of the best known front."""
-
 WITHIN = (3e-4, 1e-3)
 """Gaps in nats within which the fastest policy is looked for."""
 
@@ -97,7 +83,7 @@ class Truth:
     costs: Array
     seed: int
 
-    def gaps(self, rows: NDArray[np.int64]) -> Array:
+    def gaps(self, rows: Rows) -> Array:
         """Return the gaps [n] in nats of formats [n, layers]."""
         each = self.costs[np.arange(rows.shape[1]), rows]
         low = (rows[:, 1:] == rows[:, :-1]) & (rows[:, 1:] >= FORMATS.index("float8_e4m3fn"))
@@ -115,46 +101,12 @@ def truth(seed: int) -> Truth:
     return Truth(sizes / sizes.sum(axis=0) * SUMS, seed)
 
 
-class Hundred:
+class Hundred(Layered):
     """The space with its prices, which all truths share."""
 
     def __init__(self) -> None:
         widths, formats = [2048] * (LAYERS - 1), str(list(FORMATS)).replace("'", '"')
-        self.spec: StudySpec = spec_from_text(
-            STUDY.format(widths=widths, formats=formats), "hundred"
-        )
-        self.objective: Objective = objective_of(self.spec)
-        self.space: Space = space_of(self.spec, self.objective.model)
-        self.lookup = Lookup(self.objective, self.space, 0)
-        self.encoding = Encoding(self.space)
-
-    @cached_property
-    def measure(self) -> Yardstick:
-        """The corner of the ladder, as a study's."""
-        ladder = self.space.ladder(None).values()
-        costs = [self.costs(policy) for policy, names in ladder if "float32" not in names]
-        return yardstick(np.array(costs))
-
-    def costs(self, policy: Policy) -> tuple[float, float]:
-        """Return modeled time and memory over float32's."""
-        cost = self.objective.price(policy)
-        return 1.0 / cost.speedup, cost.memory_ratio
-
-    def row(self, params: Params) -> NDArray[np.int64]:
-        """Return the formats [1, layers] of a policy."""
-        return np.array([[FORMATS.index(params[name]) for name in self.lookup.names]])
-
-    def best(self, costs: Array, seed: int = 0) -> tuple[NDArray[np.int64], Array]:
-        """Return formats [n, layers] that are best for many weights by `costs`, and prices."""
-        shares, gaps = WEIGHTS
-        rng = np.random.default_rng(seed)
-        share = rng.uniform(size=shares * gaps)
-        weight = np.exp(rng.uniform(math.log(1e-2), math.log(1e5), size=shares * gaps))
-        weights = np.column_stack([share, 1.0 - share])
-        params = self.lookup.cheapest(0, weights, weight[:, None, None] * costs)
-        distinct = {tuple(sorted(each.items())): each for each in params}
-        rows = np.concatenate([self.row(each) for each in distinct.values()])
-        return rows, self.lookup.costs(list(distinct.values()))
+        super().__init__(spec_from_text(STUDY.format(widths=widths, formats=formats), "hundred"))
 
     def share(self, gaps: Array, costs: Array, front: Front) -> float:
         """Return the share of the volume of the `front` that policies dominate."""
@@ -181,42 +133,11 @@ def hints_of(hundred: Hundred, probed: Array) -> Array:
     return np.array([[math.log(probed[place, option])] for place, option in counted])
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What was trained, float32 first: `gaps` [n], `costs` [n, 2], CPU `seconds` of asks [n]."""
-
-    gaps: Array
-    costs: Array
-    seconds: Array
-
-    def fastest(self, within: float) -> float:
-        """Return the speed over float32's of the fastest policy within a gap in nats."""
-        return float((1.0 / self.costs[self.gaps <= within, 0]).max(initial=1.0))
-
-
 def own(hundred: Hundred, drawn: Truth, trials: int, hints: Array | None = None) -> Trained:
     """Return what a study of so many trials trains."""
-    spec = hundred.spec
-    plan = spec.study.plan(spec.objectives.names, spec.task.steps, spec.wanted)
-    proposer = Proposer(
-        plan, hundred.objective, hundred.space, None if hints is None else lambda: hints
+    return studied(
+        hundred, lambda params, _: float(drawn.gaps(hundred.row(params))[0]), trials, hints
     )
-    shown: list[TrialView] = []
-    known: set[str] = set()
-    found: list[tuple[float, float, float, float]] = []
-    while len(found) <= trials:  # float32 is free
-        start = time.process_time()
-        asked = proposer.propose(len(known), shown, [], known)
-        seconds = time.process_time() - start
-        assert asked is not None
-        each = asked[0]
-        known.add(each.digest)
-        gap = float(drawn.gaps(hundred.row(each.params))[0])
-        costs = hundred.costs(from_json(each.text))
-        shown.append(TrialView(each.params, gap, 1.0 / costs[0], costs[1]))
-        found.append((gap, *costs, seconds))
-    every = np.array(found)
-    return Trained(every[:, 0], every[:, 1:3], every[:, 3])
 
 
 def knowing(hundred: Hundred, drawn: Truth, trials: int, probed: Array) -> Trained:

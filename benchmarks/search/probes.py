@@ -6,6 +6,7 @@ run: what it costs is learned from trainings, which decision costs more than ano
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -57,8 +58,16 @@ def _known(params: Params, choices: Params) -> Params:
     return {name: value for name, value in params.items() if name in choices}
 
 
-def probes(objective: Objective, space: Space, effective: Encoding, seed: int) -> Array:
+def probes(
+    objective: Objective,
+    space: Space,
+    effective: Encoding,
+    seed: int,
+    steps: Sequence[int] | None = None,
+) -> Array:
     """Return the logarithm of each decision's gradient error, in the order of `counted`.
+
+    At these `steps` of float32's run, by default those of `probe_steps`.
 
     NaN for what is not probed or gives no finite gradient. It takes `probe_cost` trainings, and
     the steps of float32's run up to the last that is probed.
@@ -69,7 +78,7 @@ def probes(objective: Objective, space: Space, effective: Encoding, seed: int) -
         task,
         list(policies.values()),
         seed,
-        probe_steps(task.steps),
+        probe_steps(task.steps) if steps is None else steps,
         dataset=objective.dataset,
         model=objective.model,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from benchmarks.search.gradient_errors import moments, seen_under
@@ -17,15 +19,24 @@ from policysearch.space.space import Space
 from policysearch.train.paired_run import Gradients, Moment
 
 
-def scores(objective: Objective, space: Space, effective: Encoding, seed: int) -> dict[str, Array]:
+def scores(
+    objective: Objective,
+    space: Space,
+    effective: Encoding,
+    seed: int,
+    steps: Sequence[int] | None = None,
+) -> dict[str, Array]:
     """Return "loss" and "fisher" of each decision, in the order of `counted`; NaN for none.
+
+    At these `steps` of float32's run, by default those of `probe_steps`.
 
     "loss" is the mean square by which it alone changes the loss of a batch (arXiv 2505.13060 has
     its first order), "fisher" the sum over its parameters of the squared gradient times the squared
     rounding of the parameter.
     """
     task, model = objective.task, objective.model
-    met = moments(task, seed, probe_steps(task.steps), dataset=objective.dataset, model=model)
+    steps = probe_steps(task.steps) if steps is None else steps
+    met = moments(task, seed, steps, dataset=objective.dataset, model=model)
     exact = seen_under(task, preset("float32", model.layer_names), seed, met, model)
     loss, fisher = {}, {}
     for pair, policy in probed_policies(space, effective).items():

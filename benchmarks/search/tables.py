@@ -8,7 +8,7 @@
   e4m3. Two training seeds; gap of the validation loss over the tail.
 - `mlp-digits-0.1.0`: every policy of `mlp-digits-0.1.0.toml`, made by `tabulate.py`: four layers in
   four formats, masters or not, no loss scale or 128. Three training seeds.
-- The others likewise, each of the study file of its name, two training seeds.
+- The others likewise, each of the study file of its name, two training seeds; UNSEEN three.
 
 Times and memory of the first two are of an invented roofline, those of the others modeled.
 """
@@ -46,6 +46,20 @@ NAMES = (
 )
 FRESH = ("gelu-mlp-masters", "relu-mlp-adam", "gpt-sums-masters", "lenet5-layers")
 """Tables made after the searcher was, to see whether it holds on others."""
+
+UNSEEN = (
+    "normed-mlp",
+    "gru-rows",
+    "tanh-mlp-adamw",
+    "relu-mlp-masters",
+    "mlp-stochastic",
+    "resnet-stages",
+    "convnet-cosine",
+    "rms-transformer-adamw",
+    "gpt-sums-adamw",
+    "rms-gpt-masters",
+)
+"""Tables that nothing is ever tuned on, scored once a release (`benchmarks.search.unseen`)."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +141,7 @@ class Problem:
 
 
 def load(name: str) -> Table:
-    """Return a table of NAMES."""
+    """Return a table of NAMES, FRESH or UNSEEN."""
     with np.load(FOLDER / f"{name}.npz") as data:
         places = [
             [Option(*option) for option in place] for place in json.loads(str(data["places"]))
