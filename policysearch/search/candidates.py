@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import product
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
@@ -129,6 +129,9 @@ DRAWN, ALONG_CHAIN = 64, 256
 """Policies drawn per proposal: best sums of price and gap for weights drawn at random. More of them
 where a table has their prices."""
 
+KEPT_WIDE = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
+"""So many groups keep the wider of two formats."""
+
 NEIGHBOURS = 192
 """At most so many policies per proposal that differ from a member of the front in one decision."""
 
@@ -250,8 +253,8 @@ class SpacePool:
         return known, np.array([costs for _, costs in priced], dtype=float).reshape(len(priced), 2)
 
     def exact(self, rows: NDArray[np.int64]) -> Array | None:
-        """Return the costs of proposed rows where those proposed are estimates, else None."""
-        if self._estimate is None:
+        """Return the costs of proposed rows where those proposed are rough, else None."""
+        if self._estimate is None and self._lookup is None:
             return None
         priced = (self.costs(row) for row in map(tuple, rows.tolist()))
         return np.array([costs or (np.inf, np.inf) for costs in priced])
@@ -337,6 +340,26 @@ class SpacePool:
             weights = np.column_stack([shares, 1.0 - shares])[mine]
             chosen = lookup.cheapest(way, weights, gaps[mine][:, places])
             rows += [self.add(params | self._usual) for params in chosen]
+            rows += self._ranked(lookup, way, np.append(np.exp(theta), 0.0)[places])
+        return rows
+
+    def _ranked(self, lookup: Lookup, way: int, gaps: Array) -> list[Row]:
+        """Return policies of two formats: the wider one in the groups that gain most by it.
+
+        `gaps` [groups, formats] are what each is thought to cost. A chain sees casts to the next
+        group alone, and prices of a table are a little off. What is fast has the narrowest format
+        nearly everywhere, so that few wide groups are tried in fine steps and many in coarse ones.
+        """
+        rows = []
+        for wide, narrow in permutations(range(gaps.shape[1]), 2):
+            order = np.argsort(gaps[:, wide] - gaps[:, narrow], kind="stable")
+            for count in (count for count in KEPT_WIDE if count < len(order)):
+                kept = set(order[:count].tolist())
+                formats = {
+                    name: self._plain[name][wide if group in kept else narrow]
+                    for group, name in enumerate(lookup.names)
+                }
+                rows.append(self.add(formats | lookup.ways[way] | self._usual))
         return rows
 
     def _thetas(self, lookup: Lookup, common: Params) -> NDArray[np.int64]:
