@@ -13,6 +13,7 @@ less than .95 of the volume is held though it says *carries*.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tempfile
 import time
@@ -62,18 +63,24 @@ steps = 150
 tail_steps = 50
 
 [cost]
-device = "H100-SXM5"
+device = "B200-SXM"
 stack = "torch.compile"
 batch_size = 65536
 batch_size_reason = "at 64 the kernels are too small for any format to pay on this device"
 
+# What is priced is as wide as what such formats are for; the trained nets are stand-ins.
+[cost.net]
+widths = [4096, 4096, 4096]
+
+[objectives]
+matters = 1e-4
+
 [space]
-formats = ["float32", "bfloat16", "float16", "float8_e4m3fn"]
+formats = ["float32", "bfloat16", "float8_e4m3fn", "float4_e2m1fn"]
 base = "torch.autocast.bfloat16"
 master_weights = [true, false]
-loss_scales = ["none", "fixed"]
 scalings = ["current"]
-ladder = ["uniform", "mindspore.O2.fixed128", "apex.O3"]
+ladder = ["uniform", "torch.autocast.bfloat16", "te.nvfp4"]
 """
 
 
@@ -111,19 +118,17 @@ def _changed(text: str, changes: Changes) -> str:
     return text
 
 
+NET = "widths = [4096, 4096, 4096]"
+MLP, MLP_WIDTHS = 'model = "mlp"\nactivation = "tanh"', "widths = [128, 128, 128]"
+MOMENTUM = 'optimizer = "momentum"\nlearning_rate = 0.02\nmomentum = 0.9'
+
 ADAMW = (
-    (
-        'optimizer = "momentum"\nlearning_rate = 0.02\nmomentum = 0.9',
-        'optimizer = "adamw"\nlearning_rate = 0.003\nweight_decay = 0.1',
-    ),
-    ("widths = [128, 128, 128]", "widths = [256, 256, 256]"),
+    (MOMENTUM, 'optimizer = "adamw"\nlearning_rate = 0.003\nweight_decay = 0.1'),
+    (MLP_WIDTHS, "widths = [256, 256, 256]"),
     ("steps = 150", "steps = 400"),
-    ('"float16", ', ""),
 )
 """Storage in bfloat16 without masters costs the small net something, the large one nothing."""
 
-MLP, MLP_WIDTHS = 'model = "mlp"\nactivation = "tanh"', "widths = [128, 128, 128]"
-MOMENTUM = 'optimizer = "momentum"\nlearning_rate = 0.02\nmomentum = 0.9'
 BLOCKS = ('base = "torch', 'granularity = "block"\nbase = "torch')
 
 GPT = (
@@ -131,7 +136,8 @@ GPT = (
     ('data = "digits"', 'data = "sums"\nloss = "token_cross_entropy"'),
     (MOMENTUM, 'optimizer = "adamw"\nlearning_rate = 0.004\nweight_decay = 0.01'),
     ("batch_size = 64\n", "batch_size = 8\n"),
-    ("batch_size = 65536", "batch_size = 4096"),
+    ("batch_size = 65536", "batch_size = 512"),
+    (NET, "widths = [1024, 4096, 4096]"),
     BLOCKS,
 )
 """The recipe of studies/gpt-sums.toml, for fewer and smaller batches."""
@@ -139,10 +145,12 @@ GPT = (
 TRANSFORMER = (
     (MLP, 'model = "transformer"\nactivation = "gelu"'),
     (MOMENTUM, 'optimizer = "adamw"\nlearning_rate = 0.002\nweight_decay = 0.01'),
-    ("batch_size = 65536", "batch_size = 16384"),
+    ("batch_size = 65536", "batch_size = 512"),
+    (NET, "widths = [1024, 4096, 4096]"),
     BLOCKS,
 )
 
+PRICED_TWO, PRICED_TWELVE = "widths = [1024, 4096, 4096]", f"widths = [1024{', 4096' * 12}]"
 TWO, TWELVE = "widths = [32, 64, 64]", f"widths = [32{', 64' * 12}]"
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -151,8 +159,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "adamw": Family(ADAMW, "cannot tell"),
         "noisy": Family(
             (
-                ('model = "mlp"\nactivation = "tanh"', 'model = "resnet"\nactivation = "relu"'),
-                ("widths = [128, 128, 128]", "widths = [16, 32]"),
+                (MLP, 'model = "resnet"\nactivation = "relu"'),
+                (MLP_WIDTHS, "widths = [16, 32]"),
+                (NET, "widths = [256, 512]"),
                 ("learning_rate = 0.02", "learning_rate = 0.2"),
                 ("steps = 150", "steps = 60"),
                 ("tail_steps = 50", "tail_steps = 20"),
@@ -161,17 +170,23 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             "cannot tell",
         ),
         "gelu": Family((('"tanh"', '"gelu"'),)),
-        "deep": Family(((MLP_WIDTHS, "widths = [96, 96, 96, 96, 96, 96]"),)),
+        "deep": Family(
+            (
+                (MLP_WIDTHS, f"widths = {[96] * 6}"),
+                (NET, f"widths = {[4096] * 6}"),
+            )
+        ),
         "gpt": Family((*GPT, (MLP_WIDTHS, "widths = [64, 128, 128]")), "carries"),
         "transformer": Family((*TRANSFORMER, (MLP_WIDTHS, "widths = [64, 128, 128]"))),
         "stack": Family(
             (
                 *GPT,
                 (MLP_WIDTHS, TWELVE),
+                (PRICED_TWO, PRICED_TWELVE),
                 ("steps = 150", "steps = 80"),
                 ("tail_steps = 50", "tail_steps = 25"),
             ),
-            fewer=((TWELVE, TWO),),
+            fewer=((TWELVE, TWO), (PRICED_TWELVE, PRICED_TWO)),
         ),
         # No rule was chosen by these two: they are run after the others.
         "rms": Family(
@@ -181,7 +196,13 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 (MLP_WIDTHS, "widths = [48, 96, 96]"),
             )
         ),
-        "silu": Family((('"tanh"', '"silu"'), (MLP_WIDTHS, "widths = [160, 64]"))),
+        "taper": Family(
+            (
+                ('"tanh"', '"gelu_tanh"'),
+                (MLP_WIDTHS, "widths = [160, 64]"),
+                (NET, "widths = [5120, 2048]"),
+            )
+        ),
     }
 )
 
@@ -197,13 +218,15 @@ def carried(family: Family, policies: int, folder: Path) -> Carried:
 def held(found: Carried, large: StudySpec, folder: Path) -> tuple[float, str]:
     """Return which share of the large net's volume the small net's front holds, and in words.
 
-    NaN where the front is too small or nothing ranks. What is trained goes to the journal of
+    NaN where the front is too small. What is trained goes to a copy of the large journal of
     `carried` in `folder`.
     """
     front = {trial.digest for trial in found.small.front}
-    if len(front) < FEWEST_OF_FRONT:
+    if len(front) < FEWEST_OF_FRONT or found.large is None:
         return float("nan"), f"own: the small front has {len(front)} members; does not count"
-    journal = folder / "large.journal"
+    journal = folder / "own.journal"
+    if not journal.exists():
+        shutil.copy(folder / "large.journal", journal)
     members = [each for each in found.moved if each.trial.digest in front and each.policy]
     own = api.run_study(large, journal, processes=0, progress=False)
     numbers = {trial.number for trial in own.trials if "float32" in trial.presets}
@@ -231,16 +254,19 @@ def main() -> int:
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--policies", type=int, default=8)
     parser.add_argument("--own", action="store_true", help="train the large net's own study too")
+    parser.add_argument("--journals", type=Path, help="folder to keep them in and go on from")
     options = parser.parse_args()
     pin_one_thread()
     wrong = 0
     for name in options.families:
         family, began, share = FAMILIES[name], time.process_time(), float("nan")
-        with tempfile.TemporaryDirectory() as folder:
-            found = carried(family, options.policies, Path(folder))
+        with tempfile.TemporaryDirectory() as passing:
+            folder = Path(options.journals or passing) / name
+            folder.mkdir(parents=True, exist_ok=True)
+            found = carried(family, options.policies, folder)
             page = carried_page(found)
             if options.own:
-                share, said = held(found, family.large(), Path(folder))
+                share, said = held(found, family.large(), folder)
                 page += f"\n\n{said}"
         print(f"\n{name}: {time.process_time() - began:.0f} s of CPU\n{page}", flush=True)
         wrong += bool(family.expected) and found.kind != family.expected

@@ -63,8 +63,12 @@ def _row(each: Moved) -> tuple[str, ...]:
 
 
 def _notes(carried: Carried) -> Iterator[str]:
-    """Say what does not reach the large net, and what a short net cannot tell."""
+    """Say what does not reach the large net, and what became of stacks of another depth."""
     for each in carried.moved:
         if each.why:
             yield f"{each.trial.label} is no policy of the large net: {each.why}"
-    yield from dict.fromkeys(note for each in carried.moved for note in each.notes)
+    of_note: dict[str, list[str]] = {}
+    for each in carried.moved:
+        for note in each.notes:
+            of_note.setdefault(note, []).append(each.trial.label)
+    yield from (f"{note} ({', '.join(labels)})" for note, labels in of_note.items())

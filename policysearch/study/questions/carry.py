@@ -20,7 +20,7 @@ from policysearch.cost.price import PolicyCost
 from policysearch.nn.model import Model
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
-from policysearch.space.rules_file import RulesFile, rules_file_of
+from policysearch.space.rules_file import RulesFile, blocks_between, rules_file_of
 from policysearch.study.journal.trials import Trial
 from policysearch.study.questions.by_hand import try_policy
 from policysearch.study.results.picks import candidates
@@ -109,7 +109,7 @@ class Moved:
     """A policy of the small study on the large net.
 
     `why` says why it has none there, and `there` is its trial in the large study, None where it was
-    not trained. `notes`: what a short net cannot tell of its rules.
+    not trained. `notes`: what its rules made of a stack of another depth.
     """
 
     trial: Trial
@@ -198,12 +198,13 @@ def carry(
 ) -> Carried:
     """Return what the front of `small` and its neighbours come to on the large net of `spec`.
 
-    All are priced there; `policies` of them are trained with the seeds of `spec` and recorded in
+    Where these are fewer than `policies`, others follow. All are priced; `policies` of them are trained with the seeds of `spec` and recorded in
     its journal `storage`, as tried by hand. `say` is told of that before. Raises InputError as
-    `try_policy`.
+    `try_policy`, and where `spec` is of another kind of net, other data or another loss.
     """
+    small.spec.task.check_alike(spec.task, "to: task")
     here, there = objective_of(small.spec), objective_of(spec)
-    found = [_moved(trial, here.model, there) for trial in candidates(small)]
+    found = [_moved(trial, here.model, there) for trial in _candidates(small, policies)]
     if small.cannot_rank or not found:
         return Carried(small, None, tuple(found))
     chosen = _spread([each for each in found if each.policy is not None], policies)
@@ -245,12 +246,19 @@ def _whole(table: Sequence[Sequence[float]]) -> list[list[float]]:
     return [list(row[:count]) for row in table]
 
 
+def _candidates(small: Results, count: int) -> list[Trial]:
+    """Return the front and its neighbours; where they are fewer, what lies behind up to `count`."""
+    near = candidates(small)
+    return near if len(near) >= count else candidates(small, every=True)[:count]
+
+
 def _moved(trial: Trial, model: Model, there: Objective) -> Moved:
     """Return the policy on the other net, by the shortest rules that give it on its own."""
     try:
         file = rules_file_of(trial.policy, model)
         policy = named(file, trial).policy(there.model)
-        return Moved(trial, policy, there.price(policy), notes=file.notes)
+        notes = blocks_between(trial.policy, policy)
+        return Moved(trial, policy, there.price(policy), notes=notes)
     except InputError as error:
         return Moved(trial, why=str(error))
 
