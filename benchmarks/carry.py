@@ -28,10 +28,13 @@ from benchmarks.timing import pin_one_thread
 from policysearch import api
 from policysearch.report.carried_page import carried_page
 from policysearch.search.acquisition import yardstick
+from policysearch.search.hypervolume import Array, hypervolume, places_of_front
+from policysearch.space.rules_file import rules_file_of
+from policysearch.study.journal.trials import Trial
 from policysearch.study.questions.carry import Carried
 from policysearch.study.results.gain import ladder_costs
 from policysearch.study.results.results import Results
-from policysearch.study.specification import StudySpec, spec_from_text
+from policysearch.study.specification import StudySpec, objective_of, spec_from_text
 
 SHARE = 0.25
 
@@ -177,6 +180,11 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             )
         ),
         "gpt": Family((*GPT, (MLP_WIDTHS, "widths = [64, 128, 128]")), "carries"),
+        # Decided layer by layer, for a front of four members.
+        "layers": Family(
+            (*GPT[:-1], (MLP_WIDTHS, "widths = [48, 96, 96]"), ("steps = 150", "steps = 100")),
+            "carries",
+        ),
         "transformer": Family((*TRANSFORMER, (MLP_WIDTHS, "widths = [64, 128, 128]"))),
         "stack": Family(
             (
@@ -218,35 +226,52 @@ def carried(family: Family, policies: int, folder: Path) -> Carried:
 def held(found: Carried, large: StudySpec, folder: Path) -> tuple[float, str]:
     """Return which share of the large net's volume the small net's front holds, and in words.
 
-    NaN where the front is too small. What is trained goes to a copy of the large journal of
-    `carried` in `folder`.
+    NaN where the front that is shown is too small. The volume is of all that is trained there, its
+    own study and what was carried; a front that is shown leaves out what is too near to be told,
+    so what it has of it is compared with what the large net's own has. What is trained goes to a
+    copy of the large journal of `carried` in `folder`.
     """
-    front = {trial.digest for trial in found.small.front}
-    if len(front) < FEWEST_OF_FRONT or found.large is None:
-        return float("nan"), f"own: the small front has {len(front)} members; does not count"
-    journal = folder / "own.journal"
+    shown = {trial.digest for trial in found.small.front}
+    if len(shown) < FEWEST_OF_FRONT or found.large is None:
+        return float("nan"), f"own: the small front has {len(shown)} members; does not count"
+    journal, front = folder / "own.journal", shown | _front(found.small)
     if not journal.exists():
         shutil.copy(folder / "large.journal", journal)
-    members = [each for each in found.moved if each.trial.digest in front and each.policy]
-    own = api.run_study(large, journal, processes=0, progress=False)
-    numbers = {trial.number for trial in own.trials if "float32" in trial.presets}
-    for each in members:
-        assert each.policy is not None
-        own, number, _ = api.try_policy(each.policy, large, journal, processes=0)
-        numbers.add(number)
-    share = _share(own, numbers)
-    said = f"{len(numbers)} of {len(own.trials)} policies, from a front of {len(front)}"
-    return share, f"own: the carried front holds {share:.3f} of the large net's volume: {said}"
+    own, numbers = api.run_study(large, journal, processes=0, progress=False), dict[str, int]()
+    model = objective_of(found.small.spec).model
+    for trial in found.small.trials:
+        if trial.digest in front:
+            policy = rules_file_of(trial.policy, model).policy(objective_of(large).model)
+            own, numbers[trial.digest], _ = api.try_policy(policy, large, journal, processes=0)
+    all_share, shown_share = (_share(own, {numbers[d] for d in of}) for of in (front, shown))
+    own_share = _share(own, {trial.number for trial in own.front})
+    return all_share, (
+        f"own: the {len(front)} of the carried front hold {all_share:.3f} of the volume of "
+        f"{len(own.trials)} policies there; the {len(shown)} that are shown {shown_share:.3f}, the "
+        f"{len(own.front)} of its own front {own_share:.3f}"
+    )
+
+
+def _front(results: Results) -> set[str]:
+    """Return the digests of what nothing dominates on the axes of the volume."""
+    sound, points = _points(results)
+    return {sound[place].digest for place in places_of_front(points)}
+
+
+def _points(results: Results) -> tuple[list[Trial], Array]:
+    """Return what did not diverge, and its points on the axes of the volume: [n, 3]."""
+    sound = [trial for trial in results.trials if not trial.diverged]
+    gaps = np.array([trial.loss_gap for trial in sound])
+    costs = np.array([(1.0 / trial.cost.speedup, trial.cost.memory_ratio) for trial in sound])
+    return sound, yardstick(ladder_costs(results)).points(gaps, costs)
 
 
 def _share(own: Results, numbers: set[int]) -> float:
     """Return which share of the volume of all trials those with these numbers have."""
-    sound = [trial for trial in own.trials if not trial.diverged]
-    gaps = np.array([trial.loss_gap for trial in sound])
-    costs = np.array([(1.0 / trial.cost.speedup, trial.cost.memory_ratio) for trial in sound])
+    sound, points = _points(own)
+    corner = yardstick(ladder_costs(own)).corner
     chosen = [trial.number in numbers for trial in sound]
-    measure = yardstick(ladder_costs(own))
-    return measure.volume(gaps[chosen], costs[chosen]) / measure.volume(gaps, costs)
+    return hypervolume(points[chosen], corner) / hypervolume(points, corner)
 
 
 def main() -> int:

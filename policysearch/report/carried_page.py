@@ -19,7 +19,11 @@ def carried_page(carried: Carried) -> str:
     if carried.moved:
         blocks.append(aligned([HEADER, *(_row(each) for each in carried.moved)]))
         unit = carried.small.unit
+        alike = [f"{gap:.1e}" for gap in carried.counts_from]
         blocks.append([f"Gaps in {unit}, of short runs; time and memory modeled on the large net."])
+        if carried.large is not None:
+            said = f"Gaps up to {alike[0]} in the small net, {alike[1]} in the large, count as one."
+            blocks[-1].append(said)
     blocks.append(list(_notes(carried)))
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
