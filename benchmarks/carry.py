@@ -28,7 +28,7 @@ from benchmarks.timing import pin_one_thread
 from policysearch import api
 from policysearch.report.carried_page import carried_page
 from policysearch.search.acquisition import yardstick
-from policysearch.search.hypervolume import Array, hypervolume, places_of_front
+from policysearch.search.hypervolume import Array, places_of_front
 from policysearch.space.rules_file import rules_file_of
 from policysearch.study.journal.trials import Trial
 from policysearch.study.questions.carry import Carried
@@ -253,25 +253,27 @@ def held(found: Carried, large: StudySpec, folder: Path) -> tuple[float, str]:
 
 
 def _front(results: Results) -> set[str]:
-    """Return the digests of what nothing dominates on the axes of the volume."""
-    sound, points = _points(results)
-    return {sound[place].digest for place in places_of_front(points)}
+    """Return the digests of the front by the gaps that it counts, what is too near to tell too."""
+    sound, costs = _sound(results)
+    gaps = [results.counted_gap(trial) for trial in sound]
+    places = places_of_front(np.column_stack([gaps, costs]))
+    return {sound[place].digest for place in places}
 
 
-def _points(results: Results) -> tuple[list[Trial], Array]:
-    """Return what did not diverge, and its points on the axes of the volume: [n, 3]."""
+def _sound(results: Results) -> tuple[list[Trial], Array]:
+    """Return the n that did not diverge, and their (time, memory) over float32's: [n, 2]."""
     sound = [trial for trial in results.trials if not trial.diverged]
-    gaps = np.array([trial.loss_gap for trial in sound])
-    costs = np.array([(1.0 / trial.cost.speedup, trial.cost.memory_ratio) for trial in sound])
-    return sound, yardstick(ladder_costs(results)).points(gaps, costs)
+    costs = [(1.0 / trial.cost.speedup, trial.cost.memory_ratio) for trial in sound]
+    return sound, np.array(costs)
 
 
 def _share(own: Results, numbers: set[int]) -> float:
     """Return which share of the volume of all trials those with these numbers have."""
-    sound, points = _points(own)
-    corner = yardstick(ladder_costs(own)).corner
+    sound, costs = _sound(own)
+    gaps = np.array([trial.loss_gap for trial in sound])
+    measure = yardstick(ladder_costs(own))
     chosen = [trial.number in numbers for trial in sound]
-    return hypervolume(points[chosen], corner) / hypervolume(points, corner)
+    return measure.volume(gaps[chosen], costs[chosen]) / measure.volume(gaps, costs)
 
 
 def main() -> int:
