@@ -185,6 +185,16 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             (*GPT[:-1], (MLP_WIDTHS, "widths = [48, 96, 96]"), ("steps = 150", "steps = 100")),
             "carries",
         ),
+        # The GPT with masters alone, tried after the others.
+        "masters": Family(
+            (
+                *GPT,
+                (MLP_WIDTHS, "widths = [48, 96, 96]"),
+                ("steps = 150", "steps = 100"),
+                ("trials = 20", "trials = 14"),
+                ("master_weights = [true, false]", "master_weights = [true]"),
+            )
+        ),
         "transformer": Family((*TRANSFORMER, (MLP_WIDTHS, "widths = [64, 128, 128]"))),
         "stack": Family(
             (
