@@ -32,7 +32,7 @@ from policysearch.study.questions.carry import (
     comparison,
 )
 from policysearch.study.results.results import Results
-from policysearch.study.specification import StudySpec
+from policysearch.study.specification import StudySpec, objective_of
 from policysearch.values import InputError
 
 SHORT = (("steps = 150", "steps = 60"), ("tail_steps = 50", "tail_steps = 20"))
@@ -186,6 +186,24 @@ def test_a_page_says_what_became_of_the_blocks_between(
     assert f"between, by the rules alone, 10 like its {middle} here ({trial.label})" in page
     assert not blocks_between(policy, policy)
     assert not blocks_between(*(preset("bfloat16", net.layer_names) for net in (two, twelve)))
+
+
+def test_a_study_of_two_blocks_says_on_twelve_what_is_between(tmp_path: Path) -> None:
+    short = ("steps = 80", "steps = 30"), ("tail_steps = 25", "tail_steps = 10")
+    stack = FAMILIES["stack"]
+    family = replace(stack, changes=(*stack.changes, *short, ("trials = 20", "trials = 3")))
+    small, large = family.small(), family.large()
+    names = objective_of(small).model.layer_names
+    low = {n: uniform_layer("float8_e4m3fn") for n in names if n.startswith("block1.fc")}
+    api.run_study(small, tmp_path / "small.journal", processes=0, progress=False)
+    mixed = preset("torch.autocast.bfloat16", names).with_layers(low, "mixed")
+    results, number, _ = api.try_policy(mixed, small, tmp_path / "small.journal", processes=0)
+    found = carry(results, large, tmp_path / "large.journal", policies=0, processes=0)
+    (each,) = [moved for moved in found.moved if moved.trial.number == number]
+    assert each.policy and len(each.notes) == 1 and each.notes[0] in carried_page(found)
+    assert "10 like its block 2 here" in each.notes[0]
+    fc1 = {n.split(".")[0]: v.compute for n, v in each.policy.layers if n.endswith("fc1")}
+    assert fc1 == {f"block{n}": "float8_e4m3fn" if n == 1 else "bfloat16" for n in range(1, 13)}
 
 
 def test_an_end_that_rules_do_not_keep_is_said() -> None:
