@@ -261,6 +261,7 @@ def test_an_order_that_seeds_leave_open_is_none(tanh: tuple[Results, StudySpec, 
         2e-3 / 3**0.5 / 2.0
     )  # the median standard error, of five with none and five with twice it
     assert found.counts_from == pytest.approx((half, half)) and half > results.matters_gap
+    assert found.of_all and found.of_all.correlation == pytest.approx(1.0)
     assert found.kind == "carries" and agreement(*tables).kind != "carries"
     page = carried_page(found)
     assert "Gaps up to 5.8e-04 in the small net, 5.8e-04 in the large, count as one." in page
