@@ -96,6 +96,7 @@ NAMES = {
     "multilabel_soft_margin_loss",
 }
 PLACES = (torch, torch.Tensor, torch.nn.functional, torch._VF, torch.special, torch.linalg)
+PLACES += (torch.ops.aten,)
 
 
 def _functions(pattern):
