@@ -2,7 +2,8 @@
 
 On a CPU torch rounds the number of an addition, the mean and deviation that a norm keeps for its
 gradients, what the gradients of a convolution sum, what overlapping parts of a `fold`, of a
-transposed convolution or of a pool's gradients add up, and the weights of a `grid_sample`. It
+transposed convolution or of a pool's gradients add up, what rows of an embedding or their gradients
+do, and the weights of a `grid_sample`. It
 rounds what is inside `log_softmax` over the last axis, a softmax over another, their gradients and
 those of `glu`, `sigmoid` and `logsigmoid`; past the last whole vector of a tensor, also what is
 inside a reciprocal root. Gradients of a batch norm it sums in 16 bits unless all that they read
@@ -37,6 +38,9 @@ WIDE = (
     aten.rsqrt.default,
     aten.sigmoid_backward.default,
     aten._softmax.default,
+    aten.embedding_dense_backward.default,
+    aten._embedding_bag.default,
+    aten._embedding_bag_dense_backward.default,
     aten.avg_pool2d_backward.default,
     aten.max_pool2d_with_indices_backward.default,
     aten.convolution_backward.default,
@@ -92,7 +96,7 @@ def _is_wide(function: Any, args: Any) -> bool:
 
 def _rounded(result: Any, dtype: Any) -> Any:
     if isinstance(result, torch.Tensor):
-        return result.to(dtype)
+        return result.to(dtype) if result.is_floating_point() else result
     return result if result is None else tuple(_rounded(x, dtype) for x in result)
 
 
