@@ -138,7 +138,7 @@ def _differs(t: Tracer, numbers: Tensor, number: int) -> Tensor:
 
 def _of_bags(t: Tracer, mode: str, rows: Tensor, kept: Tensor | None) -> Tensor:
     """Return the sum, mean or maximum of rows [bags, size, width], of those that are `kept`."""
-    counts = None
+    counts: Tensor | None = None
     if not rows.shape[1]:
         return Tensor(t.filled(0.0, (rows.shape[0], rows.shape[2])), (rows.shape[0], rows.shape[2]))
     if kept is not None:
@@ -153,7 +153,7 @@ def _of_bags(t: Tracer, mode: str, rows: Tensor, kept: Tensor | None) -> Tensor:
     if mode == "mean" and counts is None:
         return t.emit(mean, rows, source="embedding", axes=(1,))
     result = t.emit(sum_over, rows, source="embedding", axes=(1,))
-    if mode == "sum":
+    if mode == "sum" or counts is None:
         return result
     least = t.whole(extrema.clamp, counts, minimum=1.0, maximum=math.inf)
     return divide(t, result, t.view(least, (rows.shape[0], 1)))

@@ -38,6 +38,8 @@ WIDE = (
     aten.rsqrt.default,
     aten.sigmoid_backward.default,
     aten._softmax.default,
+    aten.prod.default,
+    aten.prod.dim_int,
     aten.embedding_dense_backward.default,
     aten._embedding_bag.default,
     aten._embedding_bag_dense_backward.default,

@@ -75,7 +75,7 @@ NAMES = {
     "floor_divide": "floor_divide floordiv",
     "rsqrt": "rsqrt rms_norm",
     "pow": "pow square reciprocal",
-    "vector_norm": "norm vector_norm",
+    "vector_norm": "norm vector_norm frobenius_norm cdist",
     "std": "std std_mean", "var": "var var_mean", "max": "max amax", "min": "min amin",
     "interpolate": "interpolate upsample",
     "concatenate": "cat concat concatenate stack",
