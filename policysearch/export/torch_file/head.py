@@ -59,7 +59,8 @@ ALONE = (
 NAMES = {
     **{name: name for name in ALONE.split()},
     "matmul": "linear matmul mm bmm mv dot vdot inner addmm addmv addbmm baddbmm einsum "
-    "bilinear tensordot scaled_dot_product_attention lstm gru rnn_tanh rnn_relu lstm_cell gru_cell",
+    "bilinear tensordot scaled_dot_product_attention lstm gru rnn_tanh rnn_relu lstm_cell gru_cell "
+    "rnn_tanh_cell rnn_relu_cell",
     "conv2d": "conv1d conv2d", "conv_transpose2d": "conv_transpose1d conv_transpose2d",
     "subtract": "sub subtract", "multiply": "mul multiply outer ger",
     "divide": "div divide true_divide truediv",
