@@ -33,6 +33,9 @@ RANKED = ("topk", "sort", "argsort", "kthvalue", "argmax", "argmin", "cummax", "
 many: here they lie apart, one in each interval of the length 1/4."""
 MIDDLES = 0.25 * torch.from_numpy(np.random.default_rng(7).permutation(WIDTH)).reshape(4, 6) - 3
 
+COMPLEX = ("complex", "real", "imag", "mul of complex")
+"""Functions that, as all linear algebra, torch has in float32 alone: they read casts to it."""
+
 KERNELS: tuple[Attention, ...] = ("math", "flash")
 
 SPELLED: Mapping[str, str] = {
@@ -109,10 +112,11 @@ class Of(nn.Module):
     def inside(self, x: torch.Tensor) -> Any:
         y = torch.tanh(self.fc(x)).reshape(len(x), *self.shape)
         if self.name.startswith("algebra: "):
-            y = FUNCTIONS[self.name.removeprefix("algebra: ")](y, self.weight)
+            function = FUNCTIONS[self.name.removeprefix("algebra: ")]
+            y = function(y.float(), self.weight.float())
         else:
             y = 0.1 * y + MIDDLES.to(y.dtype) if _lead(self.name) in RANKED else y
-            y = ROWS[self.name][1](y)
+            y = ROWS[self.name][1](y.float() if self.name in COMPLEX else y)
         return y.reshape(len(y), -1)
 
     def forward(self, x: torch.Tensor) -> Any:

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 from torch.nn import functional as F
 
-from policysearch.verify.gpu_rounding import AsAGpu
+from policysearch.verify.gpu_rounding import AsAGpu, written_out
 
 pytestmark = pytest.mark.torch
 
@@ -142,3 +142,21 @@ def test_float32_stays_as_it_is() -> None:
         assert torch.equal(x + 0.3, x.add(0.3))
         assert (x.bfloat16() + x).dtype == torch.float32
         assert (x.bfloat16() + torch.tensor(0.3)).dtype == torch.bfloat16
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+def test_a_projected_lstm_is_written_out_as_it_is() -> None:
+    """oneDNN has none, and steps that are made contiguous would add their bias in one rounding."""
+    torch.manual_seed(0)
+    layer = torch.nn.LSTM(6, 7, proj_size=4, batch_first=True).bfloat16()
+    x, read = torch.randn(3, 5, 6).bfloat16(), []
+
+    def call(x: Any, *others: Any) -> Any:
+        read.append(x)
+        return torch._VF.lstm(x, *others)
+
+    states = torch.zeros(1, 3, 4).bfloat16(), torch.zeros(1, 3, 7).bfloat16()
+    weights = [getattr(layer, name) for name in layer._flat_weights_names]
+    outputs, *_ = written_out(call)(x, states, weights, True, 1, 0.0, True, False, True)
+    assert read[0] is x
+    assert torch.equal(outputs, layer(x)[0])

@@ -123,7 +123,8 @@ def written_out(lstm: Any) -> Any:
     """
 
     def call(x: Any, states: Any, *arguments: Any) -> Any:
-        if isinstance(states, torch.Tensor):  # packed: sizes of its steps, and it is written out
+        # packed, or projected, so that its states differ in size, it is written out as it is
+        if isinstance(states, torch.Tensor) or states[0].shape != states[1].shape:
             return lstm(x, states, *arguments)
         batch_first = arguments[-1]
         steps = (x.transpose(0, 1) if batch_first else x).contiguous()
