@@ -143,7 +143,7 @@ def _noise(net: str, name: str, verdict: Verdict) -> Any:
 
 def _judged(net: str, name: str, verdict: Verdict) -> Row:
     gaps = verdict.gaps[: verdict.compared]
-    row = Row(net, name, "verified", float(gaps.max()), verdict.own_gap)
+    row = Row(net, name, "verified", float(gaps.max(initial=0.0)), verdict.own_gap)
     said = "; ".join((*verdict.faults, *verdict.undecided))
     if not said:
         return row
@@ -151,7 +151,7 @@ def _judged(net: str, name: str, verdict: Verdict) -> Row:
     allowed = np.maximum(verdict.allowed[: verdict.compared], 2.0 * noise)
     whole = verdict.compared == len(verdict.losses)
     state = "within noise" if whole and (gaps <= allowed).all() else "apart"
-    return replace(row, state=state, noise=float(noise.max()), said=said)
+    return replace(row, state=state, noise=float(noise.max(initial=0.0)), said=said)
 
 
 def rows_of(net: str, format_name: str) -> Iterator[Row]:

@@ -12,7 +12,6 @@ from policysearch.importers.shapes import permute
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import adaptive_max, pool, resample
 from policysearch.ops.conv_geometry import many
-from policysearch.ops.gather import STEPS
 from policysearch.ops.pad import pad as pad_op
 from policysearch.ops.reduce import mean
 from policysearch.ops.strided import strided
@@ -144,8 +143,6 @@ def pad(
     pairs = [(widths[i], widths[i + 1]) for i in range(0, len(widths), 2)]
     every = (*((0, 0),) * (len(x.shape) - len(pairs)), *reversed(pairs))
     attrs: dict[str, Any] = {"mode": mode, "widths": every}
-    if mode != "constant":
-        attrs[STEPS] = True
     if value:
         attrs["value"] = float(value)
     return x if not any(widths) else t.emit(pad_op, x, **attrs)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
 from policysearch.ops.builder import Builder
 from policysearch.ops.composite import INNER_FORMAT
+from policysearch.ops.gather import STEPS
 from policysearch.ops.resample import Taps, by_taps
 from policysearch.ops.rounded_arithmetic import RoundedArithmetic, inner_arithmetic
 
@@ -113,7 +114,7 @@ def _pad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray | np.float32:
 
 def _by_pad(b: Builder, node: Node, grad: int) -> int:
     if node.attributes["mode"] != "constant":
-        attrs = {**node.attributes, "shape": b.shape(node.inputs[0])}
+        attrs = {**node.attributes, "shape": b.shape(node.inputs[0]), STEPS: True}
         return b.emit(pad_grad, grad, attrs=attrs)
     cut = tuple((-before, -after) for before, after in node.attributes["widths"])
     return b.emit(pad, grad, attrs={"mode": "constant", "widths": cut})
@@ -133,6 +134,6 @@ pad: Op = Op(
 )
 """x with `widths` (before, after) more places along each axis, fewer where they are negative.
 
-`mode`: constant, filled with `value`, 0 if not given; reflect, replicate or circular. With STEPS
-their gradients are added in the format of the node.
+`mode`: constant, filled with `value`, 0 if not given; reflect, replicate or circular. Their
+gradients are added in the format of the node.
 """
