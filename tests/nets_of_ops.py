@@ -88,7 +88,7 @@ NETS: Mapping[str, Attention] = {
 }
 """The kernel of attention of every net, by the net's name."""
 
-NET_OF: Mapping[str, str] = {**{_lead(name): name for name in reversed(NETS)}, **SPELLED}
+NET_OF: Mapping[str, str] = {**{_lead(name): name for name in list(NETS)[::-1]}, **SPELLED}
 """A net by the op that it is of."""
 
 
@@ -151,13 +151,13 @@ def module_of(name: str) -> nn.Module:
     torch.manual_seed(0)
     kind, _, which = name.rpartition(": ")
     if kind == "loss":
-        return shaken(Losing(which))  # type: ignore[no-any-return]
+        return shaken(Losing(which))
     if kind == "layer":
         packed = which == "packed gru"
         layer = recurrent.Packed(recurrent.LAYERS["gru both ways"], False) if packed else None
-        return shaken(layer or recurrent.NETS[which]())  # type: ignore[no-any-return]
+        return shaken(layer or recurrent.NETS[which]())
     kernel = next((k for k in KERNELS if name.endswith(f", {k}")), "")
-    return shaken(Of(name.removesuffix(f", {kernel}")))  # type: ignore[no-any-return]
+    return shaken(Of(name.removesuffix(f", {kernel}")))
 
 
 def inputs_of(name: str) -> tuple[tuple[Array, ...], Array]:

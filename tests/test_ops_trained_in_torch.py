@@ -50,7 +50,11 @@ NOT_MET: Mapping[str, str] = {
     "writing into views of views": "torch adds the gradient of a copy last, here as it is read",
     "bilinear": "torch rounds inside the gradients of its product of three",
     "instance_norm": "a batch norm on a CPU rounds inside where its weights are in 16 bits",
-    **dict.fromkeys(("cdist", "cdist of another order", "avg_pool3d"), SMALLER),
+    "einsum of early sums": "one of its sums goes wrong in float16; verify ends in bfloat16",
+    "adaptive_avg_pool3d": "torch adds gradients of windows that overlap in 16 bits",
+    **dict.fromkeys(
+        ("cdist", "cdist of another order", "avg_pool3d", "local_response_norm"), SMALLER
+    ),
 }
 """Nets that do not train as in torch in 16 bits, and the cause."""
 

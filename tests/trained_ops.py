@@ -117,12 +117,12 @@ class _Forked:
 @contextmanager
 def forked() -> Iterator[None]:
     """While it is entered, `verify` starts no Python of its own for each training in torch."""
-    real: Any = verdicts.subprocess  # type: ignore[attr-defined]
-    verdicts.subprocess = _Forked  # type: ignore[attr-defined]
+    module: Any = verdicts
+    real, module.subprocess = module.subprocess, _Forked
     try:
         yield
     finally:
-        verdicts.subprocess = real  # type: ignore[attr-defined]
+        module.subprocess = real
 
 
 def _noise(net: str, name: str, verdict: Verdict) -> Any:
