@@ -215,6 +215,7 @@ LINES: Mapping[str, Function] = MappingProxyType(
         "reflection_pad1d": lambda x: torch.ops.aten.reflection_pad1d(x, [2, 1]),
         "replication_pad1d": lambda x: torch.ops.aten.replication_pad1d(x, [1, 1]),
         "pad around": lambda x: F.pad(x, (2, 1), mode="circular"),
+        "pad around what a crop leaves": lambda x: F.pad(x, (2, -1), mode="circular"),
         "upsample_nearest1d": lambda x: F.interpolate(x, 10),
         "_upsample_nearest_exact1d": lambda x: F.interpolate(x, 10, mode="nearest-exact"),
         "upsample_linear1d": lambda x: F.interpolate(x, scale_factor=2, mode="linear"),

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 from torch.nn import functional as F
 
-from policysearch.verify.gpu_rounding import AsAGpu
+from policysearch.verify.gpu_rounding import AsAGpu, written_out
 
 pytestmark = pytest.mark.torch
 
@@ -25,6 +25,8 @@ CALLS: Mapping[str, Callable[[Any, Any], Any]] = {
     "group_norm": lambda x, w: F.group_norm(x, 4, w[:, 0, 0], w[:, 1, 0]),
     "glu": lambda x, w: F.glu(x, 0),
     "logsigmoid": lambda x, w: F.logsigmoid(x),
+    "avg_pool2d": lambda x, w: F.avg_pool2d(x, 2, 1),
+    "max_pool2d": lambda x, w: F.max_pool2d(x, 2, 1),
     "fold": lambda x, w: F.fold(x, (3, 3), 2),
     "grid_sample": lambda x, w: F.grid_sample(
         x[None], 0.25 * w[None, ..., :2], align_corners=False
@@ -57,6 +59,40 @@ def test_what_is_inside_an_op_is_float32(name: str) -> None:
         bare = computed(CALLS[name], dtype)
         others += sum(not torch.equal(a, b) for a, b in zip(bare, expected, strict=True))
     assert others
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "softmax"])
+def test_gradients_of_a_rounded_result_are_float32_inside(name: str) -> None:
+    """On a CPU that of a sigmoid in float16, and of a softmax over another axis than the last."""
+    axes, others = () if name == "sigmoid" else (1,), 0
+    for dtype in (torch.float16, torch.bfloat16):
+        x, grad = (torch.randn(8, 4, 6, generator=torch.manual_seed(0)).to(dtype) for _ in "xg")
+        given = x.clone().requires_grad_()
+        with AsAGpu():
+            made = getattr(torch, name)(given, *axes)
+            made.backward(grad)
+        assert torch.equal(made, getattr(torch, name)(x.float(), *axes).to(dtype))
+        wide, slope = grad.float(), made.detach().float()
+        if name == "sigmoid":
+            expected = torch.ops.aten.sigmoid_backward(wide, slope)
+        else:
+            expected = torch.ops.aten._softmax_backward_data(wide, slope, 1, torch.float32)
+        assert torch.equal(given.grad, expected.to(dtype))
+        bare = x.clone().requires_grad_()
+        result = getattr(torch, name)(bare, *axes)
+        result.backward(grad)
+        others += not torch.equal(bare.grad, given.grad) or not torch.equal(result, made)
+    assert others
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_square_in_a_power_is_rounded(dtype: torch.dtype) -> None:
+    x = torch.randn(1000).to(dtype)
+    square = x * x
+    with AsAGpu():
+        cube, inverse = x**3, x**-2
+    assert torch.equal(cube, square * x) and torch.equal(inverse, square.reciprocal())
+    assert not torch.equal(cube, (x.double() ** 3).to(dtype))
 
 
 @pytest.mark.parametrize("axes", [(0, 2, 1), (0, 3, 1, 2)])
@@ -106,3 +142,21 @@ def test_float32_stays_as_it_is() -> None:
         assert torch.equal(x + 0.3, x.add(0.3))
         assert (x.bfloat16() + x).dtype == torch.float32
         assert (x.bfloat16() + torch.tensor(0.3)).dtype == torch.bfloat16
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+def test_a_projected_lstm_is_written_out_as_it_is() -> None:
+    """oneDNN has none, and steps that are made contiguous would add their bias in one rounding."""
+    torch.manual_seed(0)
+    layer = torch.nn.LSTM(6, 7, proj_size=4, batch_first=True).bfloat16()
+    x, read = torch.randn(3, 5, 6).bfloat16(), []
+
+    def call(x: Any, *others: Any) -> Any:
+        read.append(x)
+        return torch._VF.lstm(x, *others)
+
+    states = torch.zeros(1, 3, 4).bfloat16(), torch.zeros(1, 3, 7).bfloat16()
+    weights = [getattr(layer, name) for name in layer._flat_weights_names]
+    outputs, *_ = written_out(call)(x, states, weights, True, 1, 0.0, True, False, True)
+    assert read[0] is x
+    assert torch.equal(outputs, layer(x)[0])

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.carry import BASE, FAMILIES, SHARE, Family
+from benchmarks.carry import BASE, FAMILIES, Family
 from policysearch import api
 from policysearch.cli import main
 from policysearch.nn.models import gpt
 from policysearch.policy.policy import uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.report.carried_page import carried_page
-from policysearch.space.rules_file import rules_file_of
+from policysearch.space.rules_file import blocks_between, rules_file_of
+from policysearch.study.journal.trials import Trial
 from policysearch.study.questions.carry import (
     FEWEST,
     LEAST,
@@ -28,9 +29,10 @@ from policysearch.study.questions.carry import (
     Moved,
     agreement,
     carry,
+    comparison,
 )
 from policysearch.study.results.results import Results
-from policysearch.study.specification import StudySpec
+from policysearch.study.specification import StudySpec, objective_of
 from policysearch.values import InputError
 
 SHORT = (("steps = 150", "steps = 60"), ("tail_steps = 50", "tail_steps = 20"))
@@ -79,8 +81,8 @@ def test_a_correlation_that_seeds_take_below_and_above_cannot_tell() -> None:
 
 
 def _pair(name: str, *changes: tuple[str, str]) -> tuple[StudySpec, StudySpec]:
-    large = Family((*FAMILIES[name].changes, *changes)).large()
-    return replace(large, task=large.task.narrower(SHARE)), large
+    family = Family((*FAMILIES[name].changes, *changes))
+    return family.small(), family.large()
 
 
 @pytest.fixture(scope="module")
@@ -147,8 +149,8 @@ def test_a_policy_of_other_layers_says_why_it_does_not_reach(
     tanh: tuple[Results, StudySpec, Path],
 ) -> None:
     results, large, folder = tanh
-    other = replace(large, task=replace(large.task, model="lenet5", widths=()))
-    found = carry(results, other, folder / "lenet.journal", policies=4, processes=0)
+    other = replace(large, task=replace(large.task, widths=()), cost=replace(large.cost, net=None))
+    found = carry(results, other, folder / "shallow.journal", policies=4, processes=0)
     lost = [each for each in found.moved if each.why]
     assert lost and all(each.policy is None and each.there is None for each in lost)
     assert "is no policy of the large net: " in carried_page(found)
@@ -161,6 +163,121 @@ def test_ends_are_taken_from_two_blocks_to_twelve_and_said() -> None:
     low = [name for name, of in file.policy(twelve).layers if of.compute == "bfloat16"]
     assert low and all(name.startswith("block12.") for name in low)
     assert any("ends are taken" in note for note in file.notes)
+
+
+@pytest.mark.parametrize(
+    ("block", "middle"), [("block1", "block 2"), ("block2", "block 1"), ("block1.fc", "block 2")]
+)
+def test_a_page_says_what_became_of_the_blocks_between(
+    tanh: tuple[Results, StudySpec, Path], block: str, middle: str
+) -> None:
+    """Of two blocks and of twelve; rules that name the first one as well as those of the last."""
+    two, twelve = (gpt((8,), 10, 16, (32,) * n, 2) for n in (2, 12))
+    low = {n: uniform_layer("bfloat16") for n in two.layer_names if n.startswith(block)}
+    policy = preset("float32", two.layer_names).with_layers(low, "mixed")
+    there = rules_file_of(policy, two).policy(twelve)
+    between = [dict(there.layers)[f"block{n}.fc1"] for n in range(2, 12)]
+    of_small = dict(policy.layers)[f"{middle.replace(' ', '')}.fc1"]
+    assert between == [of_small] * 10 != [dict(policy.layers)[f"{block[:6]}.fc1"]] * 10
+    notes = blocks_between(policy, there)
+    trial = tanh[0].trials[0]
+    page = carried_page(Carried(tanh[0], None, (Moved(trial, there, notes=notes),)))
+    assert "block: 2 blocks here, 12 there: first and last taken for first and last" in page
+    assert f"between, by the rules alone, 10 like its {middle} here ({trial.label})" in page
+    assert not blocks_between(policy, policy)
+    assert not blocks_between(*(preset("bfloat16", net.layer_names) for net in (two, twelve)))
+
+
+def test_a_study_of_two_blocks_says_on_twelve_what_is_between(tmp_path: Path) -> None:
+    short = ("steps = 80", "steps = 30"), ("tail_steps = 25", "tail_steps = 10")
+    stack = FAMILIES["stack"]
+    family = replace(stack, changes=(*stack.changes, *short, ("trials = 20", "trials = 3")))
+    small, large = family.small(), family.large()
+    names = objective_of(small).model.layer_names
+    low = {n: uniform_layer("float8_e4m3fn") for n in names if n.startswith("block1.fc")}
+    api.run_study(small, tmp_path / "small.journal", processes=0, progress=False)
+    mixed = preset("torch.autocast.bfloat16", names).with_layers(low, "mixed")
+    results, number, _ = api.try_policy(mixed, small, tmp_path / "small.journal", processes=0)
+    found = carry(results, large, tmp_path / "large.journal", policies=0, processes=0)
+    (each,) = [moved for moved in found.moved if moved.trial.number == number]
+    assert each.policy and len(each.notes) == 1 and each.notes[0] in carried_page(found)
+    assert "10 like its block 2 here" in each.notes[0]
+    fc1 = {n.split(".")[0]: v.compute for n, v in each.policy.layers if n.endswith("fc1")}
+    assert fc1 == {f"block{n}": "float8_e4m3fn" if n == 1 else "bfloat16" for n in range(1, 13)}
+
+
+def test_an_end_that_rules_do_not_keep_is_said() -> None:
+    three, twelve = (gpt((8,), 10, 16, (32,) * n, 2) for n in (3, 12))
+    policies = [preset("float32", net.layer_names) for net in (three, twelve)]
+    low = uniform_layer("bfloat16")
+    turned = [
+        policy.with_layers({n: low for n, _ in policy.layers if n.startswith(ends)}, "ends")
+        for policy, ends in zip(policies, (("block1.", "block3."), ("block1.",)), strict=True)
+    ]
+    (note,) = blocks_between(*turned)
+    assert note.startswith("block: 3 blocks here, 12 there: first taken for first; between, ")
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("model: 'resnet'; expected 'mlp'", {"model": "resnet", "widths": (8, 16)}),
+        ("data: 'digits32'; expected 'digits'", {"data": "digits32"}),
+        (
+            "loss: 'mean_squared_error'; expected 'softmax_cross_entropy'",
+            {"loss": "mean_squared_error"},
+        ),
+    ],
+)
+def test_another_net_data_or_loss_is_one_line_before_anything_is_trained(
+    tanh: tuple[Results, StudySpec, Path], key: str, changes: dict[str, Any]
+) -> None:
+    results, large, folder = tanh
+    other = replace(large, task=replace(large.task, **changes), cost=replace(large.cost, net=None))
+    with pytest.raises(InputError) as raised:
+        carry(results, other, folder / "other.journal", processes=0)
+    assert str(raised.value) == f"to: task.{key}, as the small net's"
+    assert not (folder / "other.journal").exists()
+
+
+def _with_gaps(trial: Trial, gaps: list[float]) -> Trial:
+    pairs = zip(trial.scores, gaps, strict=True)
+    return replace(trial, scores=tuple(replace(score, loss_gap=gap) for score, gap in pairs))
+
+
+def test_an_order_that_seeds_leave_open_is_none(tanh: tuple[Results, StudySpec, Path]) -> None:
+    """Of gaps below what counts the order is turned; the others are the same in both nets."""
+    results = tanh[0]
+    base, none, spread = results.trials[0], np.zeros(3), np.array([-2e-3, 0.0, 2e-3])
+    low, cost = np.linspace(-4e-4, 4e-4, 5), [0.01, 0.02, 0.04, 0.08, 0.16]
+    tables = [
+        [*([float(x) for x in gap + none] for gap in order), *(list(gap + spread) for gap in cost)]
+        for order in (low, low[::-1])
+    ]
+    small, large = ([_with_gaps(base, gaps) for gaps in table] for table in tables)
+    moved = [Moved(a, a.policy, a.cost, there=b) for a, b in zip(small, large, strict=True)]
+    found = comparison(results, results, tuple(moved))
+    half = (
+        2e-3 / 3**0.5 / 2.0
+    )  # the median standard error, of five with none and five with twice it
+    assert found.counts_from == pytest.approx((half, half)) and half > results.matters_gap
+    assert found.of_all and found.of_all.correlation == pytest.approx(1.0)
+    assert found.kind == "carries" and agreement(*tables).kind != "carries"
+    page = carried_page(found)
+    assert "Gaps up to 5.8e-04 in the small net, 5.8e-04 in the large, count as one." in page
+
+
+def test_few_candidates_are_filled_up_from_what_lies_behind(
+    tanh: tuple[Results, StudySpec, Path],
+) -> None:
+    results, large, folder = tanh
+    few = carry(results, large, folder / "few.journal", policies=0, processes=0)
+    sound = [t for t in results.trials if not t.diverged and "float32" not in t.presets]
+    count = len(sound)
+    assert count > len(few.moved)
+    found = carry(results, large, folder / "all.journal", policies=count, processes=0)
+    assert len(found.trained) == len(found.moved) == count
+    assert {each.trial.digest for each in few.moved} < {each.trial.digest for each in found.moved}
 
 
 def test_the_command_prints_it_and_mistakes_are_said(

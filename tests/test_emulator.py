@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from policysearch.emulator.compile import compile_graph
+from policysearch.emulator.nodes import source_array
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray
 from policysearch.layout import in_storage_order
@@ -177,3 +178,11 @@ def test_the_finite_check_sees_every_span_and_takes_large_numbers(
     executable.arrays["grad"][np.unravel_index(place, (200, 200))] = value
     executable.forward_backward()
     assert executable.value("one") == executable.value("both") == finite
+
+
+def test_a_source_of_no_values_is_as_it_is_given() -> None:
+    """A part of none, as that of the first step of a sequence that grows by `cat`."""
+    b = Builder()
+    node = b.nodes[b.emit(data, attrs={"shape": (0, 3)}, name="x")]
+    given = np.zeros((0, 3), np.float32)
+    assert source_array(node, {"x": given}) is given

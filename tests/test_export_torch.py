@@ -173,6 +173,53 @@ def test_a_weight_shared_by_two_formats_is_cast_for_each() -> None:
 
 
 @pytest.mark.torch
+def test_ops_that_a_module_calls_by_their_own_names_obey_the_lists() -> None:
+    torch = pytest.importorskip("torch")
+    model = mlp((4, 4, 4))
+    policy = preset("torch.autocast.bfloat16", model.layer_names)
+    assert "acos" in policy.fp32_ops and "tanh" in policy.promote_ops
+    aten, seen, base = torch.ops.aten, list[Any](), torch.nn.Module
+
+    class Named(base):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc1, self.fc2 = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            y = aten.tanh(self.fc1(x))
+            seen.extend((y.dtype, aten.arccos(0.9 * y).dtype))
+            return self.fc2(y)
+
+    run(policy, model)["apply_policy"](Named())(torch.ones(2, 4))
+    assert seen == [torch.bfloat16, torch.float32]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", ["RNNCell", "GRUCell", "LSTMCell"])
+def test_recurrent_cells_are_products_of_their_layer(kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    model = mlp((4, 4, 4))
+    policy = preset("torch.autocast.bfloat16", model.layer_names)
+    base: Any = torch.nn.Module
+
+    class Cells(base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc1, self.fc2 = getattr(torch.nn, kind)(4, 4), torch.nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            state = self.fc1(x)
+            return state[0] if kind == "LSTMCell" else state
+
+    module = run(policy, model)["apply_policy"](Cells())
+    result: list[Any] = []
+    module.fc1.register_forward_hook(lambda _, __, y: result.append(y))
+    module(torch.ones(2, 4))
+    made = result[0][0] if kind == "LSTMCell" else result[0]
+    assert made.dtype == torch.bfloat16
+
+
+@pytest.mark.torch
 def test_without_masters_parameters_are_stored_low() -> None:
     torch = pytest.importorskip("torch")
     module = run(preset("apex.O3", MODEL.layer_names))["apply_policy"](torch_lenet())

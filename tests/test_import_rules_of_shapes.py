@@ -24,6 +24,8 @@ from torch.nn import functional as F
 from policysearch.emulator.compile import compile_graph
 from policysearch.graph import FloatArray, Shape
 from policysearch.nn.model import Model
+from policysearch.ops.composite import INNER_FORMAT
+from policysearch.ops.pad import pad_grad
 from policysearch.ops.source import LOSS_SCALE, TARGETS
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
@@ -177,3 +179,29 @@ def test_it_rounds_where_torch_does(group: str) -> None:
                 if (share := float(np.mean(got != expected))) > MOST_DIFFERING:
                     differing[key, name] = share
     assert differing == {}
+
+
+WIDTHS = ((2, 3), (3, 2, 1, 0), (3, -1, 1, 0), (1, 2, 1, 1, 2, 0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("widths", WIDTHS)
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+def test_gradients_of_borders_are_added_in_16_bits(
+    mode: str, widths: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """One addition after the other, bit by bit; what is summed in float32 differs."""
+    sizes = (3, 4, 5)[-len(widths) // 2 :]
+    x = torch.randn(3, 2, *sizes, generator=torch.manual_seed(0)).to(dtype).requires_grad_()
+    y = F.pad(x, widths, mode=mode)
+    grad = torch.randn(y.shape).to(dtype)
+    y.backward(grad)
+    pairs = [*zip(widths[::2], widths[1::2], strict=True)]
+    every = (*((0, 0),) * (x.dim() - len(pairs)), *reversed(pairs))
+    attrs = {"mode": mode, "widths": every, "shape": tuple(x.shape)}
+    inner = {INNER_FORMAT: str(dtype).removeprefix("torch.")}
+    found = pad_grad.forward([grad.float().numpy()], attrs | inner)
+    assert x.grad is not None
+    np.testing.assert_array_equal(found, x.grad.float().numpy())
+    wide = torch.from_numpy(np.array(pad_grad.forward([grad.float().numpy()], attrs))).to(dtype)
+    assert len(widths) == 2 or not torch.equal(wide, x.grad)

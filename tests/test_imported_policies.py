@@ -230,6 +230,36 @@ def test_a_bias_is_added_before_or_after_the_rounding_as_in_torch(copied: bool) 
     assert np.mean(step.value("logits").reshape(expected.shape) != expected) < 0.01
 
 
+class Made(nn.Module):
+    """A linear over tokens by a bias that is a column: of a parameter, or of what is computed."""
+
+    def __init__(self, computed: bool) -> None:
+        super().__init__()
+        self.fc, self.computed = nn.Linear(12, 12), computed
+        self.columns = nn.Parameter(torch.randn(40, 12))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        columns = self.fc(self.columns) if self.computed else self.columns
+        return nn.functional.linear(x, self.columns, columns[:, 0])
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_bias_whose_values_do_not_lie_side_by_side_is_added_apart(computed: bool) -> None:
+    """Unless a cast copies it."""
+    net, rng = Made(computed), np.random.default_rng(0)
+    x = rng.standard_normal((BATCH, 10, 12)).astype(np.float32)
+    model = imported(net, (x,))
+    policy = preset("torch.autocast.bfloat16", model.layer_names)
+    step = compile_graph(apply_policy(trace_forward(model, BATCH), policy))
+    for name, value in model.init(rng).items():
+        step.arrays[name][...] = value
+    step.arrays[model.inputs[0].name][...] = x
+    step.forward_backward()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = net(torch.from_numpy(x)).float().numpy()
+    assert np.mean(step.value("logits").reshape(expected.shape) != expected) < 0.01
+
+
 class Parts(nn.Module):
     """Linears over parts of tensors: of an input, which a cast copies, or of a product."""
 

@@ -114,6 +114,20 @@ def test_16_bits_round_where_torch_rounds(function: str) -> None:
             assert np.mean(got != value) <= share
 
 
+@pytest.mark.parametrize("relation", ["eq", "ne", "lt", "le", "gt", "ge"])
+def test_a_value_is_compared_with_the_number_in_its_own_format(relation: str) -> None:
+    """No 16 bits have 0.3, and a parameter of 0.3 is what they have for it."""
+    module = Parameter((2, 3), lambda x: torch.where(getattr(torch, relation)(x, 0.3), 2.0 * x, x))
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([[0.3, -0.3, 0.29], [0.31, 1.0, 0.3]]))
+    model = imported(module, (ONE,))
+    for name in ("float16", "bfloat16"):
+        seed = np.ones((1, 2, 3), np.float32)
+        both = zip(ours(model, module, name, seed), theirs(module, name, seed), strict=True)
+        for got, value in both:
+            np.testing.assert_array_equal(got, value)
+
+
 class Padded(nn.Module):
     """Looks numbers up that are compared, divided and clamped as whole ones, and leaves padding."""
 

@@ -225,7 +225,8 @@ class Executable:
         out = stored(self._flat[node.id], node.shape)[part]
         kernel, rounds = self._plan.kernels[node.id], needs_rounding(self.graph, node)
         grid = self._rounding.kernel_grid(node) if rounds and kernel.rounds else None
-        attrs = node.attributes | ({"grid": grid} if grid else {})
+        attrs = attributes(self.graph, node, self.fast, self._rounding.observer)
+        attrs |= {"grid": grid} if grid else {}
         yield kernel.bind(inputs, out, attrs, self._work(node))
         if rounds and not grid:
             yield self._round(node, flat)

@@ -25,19 +25,24 @@ So do the values that an op rounds inside, before those of its node.
 """
 
 
+def inner_attributes(node: Node) -> dict[str, object]:
+    """Return the node's attributes and, below float32, INNER_FORMAT where it has STEPS."""
+    attrs: dict[str, object] = node.attributes
+    if attrs.get(STEPS) and node.format != "float32":
+        attrs[INNER_FORMAT] = node.format
+    return attrs
+
+
 def attributes(
     graph: Graph, node: Node, fast: Fast, observer: Observer | None = None
 ) -> dict[str, object]:
     """Return the node's attributes and what its formats add to them.
 
-    "product" is its accumulator's where not BLAS, INNER_FORMAT that of what rounds in STEPS. The
-    `observer` is told of what is rounded inside.
+    "product" is its accumulator's where not BLAS. The `observer` is told of what is rounded inside.
     """
-    attrs = node.attributes
+    attrs = inner_attributes(node)
     if observer is not None:
         attrs[SEEN] = partial(observer, node)
-    if attrs.get(STEPS) and node.format != "float32":
-        attrs[INNER_FORMAT] = node.format
     if node.op.kind == "gemm" and node.accumulator != "float32":
         left, right, *scales = (format_named(graph.nodes[i].format) for i in node.inputs)
         row, of = accumulator_named(node.accumulator), next(iter(scales), None)
@@ -57,5 +62,6 @@ def source_array(node: Node, given: Mapping[str, FloatArray]) -> FloatArray:
         return empty(node.shape)
     array = given[node.name]
     # kernels read the flat numbers: in another order they would be those of another array
-    assert np.shares_memory(stored_flat(array), array), f"{node.name} is not in storage order"
+    in_order = not array.size or np.shares_memory(stored_flat(array), array)
+    assert in_order, f"{node.name} is not in storage order"
     return array

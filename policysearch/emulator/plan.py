@@ -10,6 +10,7 @@ import numpy as np
 
 from policysearch.emulator.kernels.kernel import Kernel
 from policysearch.emulator.kernels.registry import kernel_of
+from policysearch.emulator.nodes import inner_attributes
 from policysearch.formats import format_named
 from policysearch.graph import Graph, Node, Shape, size
 from policysearch.layout import LINE, leading_axis
@@ -160,7 +161,7 @@ class Plan:
         """Return how the node runs: chosen for all of it, even where it then runs on spans."""
         shapes = [i.shape for i in self.graph.inputs_of(node)]
         in_c = in_c and node.accumulator == "float32"
-        return kernel_of(node.op, shapes, node.shape, node.attributes, in_c=in_c)
+        return kernel_of(node.op, shapes, node.shape, inner_attributes(node), in_c=in_c)
 
     def _beside(self) -> Iterator[tuple[int, int]]:
         for lead, node in pairwise(self.order):

@@ -34,8 +34,9 @@ def _holds(relation: str) -> Rule:
             return pair(compare, relation=relation)(t, a, b)  # type: ignore[no-any-return]
         if abs(b) in ON_EVERY_GRID or t.is_whole(a) or not t.is_trained(a):
             return t.pointwise(compare, a, relation=relation, number=float(b))
-        # torch compares with the number in the tensor's format
-        return pair(compare, relation=relation)(t, a, t.full_like(float(b), a))  # type: ignore[no-any-return]
+        with t.b.scope(role="fprop"):  # torch compares with the number in the tensor's format
+            number = t.full_like(float(b), a)
+        return pair(compare, relation=relation)(t, a, number)  # type: ignore[no-any-return]
 
     return rule
 

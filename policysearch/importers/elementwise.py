@@ -22,6 +22,7 @@ from policysearch.ops import (
     weighted_sums,
 )
 from policysearch.ops.elementwise import scale
+from policysearch.ops.gather import STEPS
 
 Operand = Any
 """A Tensor or a number."""
@@ -102,7 +103,7 @@ def power(t: Tracer, a: Operand, exponent: Operand) -> Tensor:
         if a <= 0:
             raise refuse(f"powers of {a}", "use a number above 0")
         return t.pointwise(powers.power_of_number, exponent, base=float(a))
-    steps: dict[str, Any] = {exponentials.STEPWISE: True, "exponent": float(exponent)}
+    steps: dict[str, Any] = {STEPS: True, "exponent": float(exponent)}
     return t.pointwise(exponentials.pow_constant, a, **steps)
 
 
@@ -183,7 +184,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "log10": plain(exponentials.log10),
         **dict.fromkeys(("log1p", "special_log1p"), plain(exponentials.log1p)),
         "sqrt": plain(exponentials.sqrt),
-        "rsqrt": plain(exponentials.rsqrt, **{exponentials.STEPWISE: True}),
+        "rsqrt": plain(exponentials.rsqrt, **{STEPS: True}),
         "sin": plain(trigonometry.sin),
         "cos": plain(trigonometry.cos),
         "tan": plain(trigonometry.tan),

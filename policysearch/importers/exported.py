@@ -43,7 +43,7 @@ from policysearch.importers.stand_ins import (
     read_alone,
     results_known,
 )
-from policysearch.ops.dense import UNCAST
+from policysearch.ops.dense import BIAS_UNCAST, UNCAST
 from policysearch.values import USER_FAULTS, InputError
 
 BATCHES = (2, 3, 5)
@@ -429,7 +429,8 @@ def adds_apart(node: Any) -> bool | str:
     torch adds it before the one rounding to rows of two axes, or that lie side by side in memory
     (`aten/src/ATen/native/Linear.cpp`). So does a recurrent layer, whose steps of a batch that
     comes first do not lie so; but not an LSTM without projections, which oneDNN runs. UNCAST where
-    a cast writes them side by side: it keeps the order of axes, not parts and repetitions.
+    a cast writes them side by side: it keeps the order of axes, not parts and repetitions. A bias
+    whose values do not lie side by side is added to more axes apart: BIAS_UNCAST.
     """
     if op_of(node) not in ADDING:
         return False
@@ -440,7 +441,9 @@ def adds_apart(node: Any) -> bool | str:
             return False
         rows = rows.transpose(0, 1) if node.args[-1] else rows
     if rows.dim() < 3 or rows.is_contiguous():
-        return False
+        bias = node.args[2] if op_of(node) == "aten.linear" and len(node.args) > 2 else None
+        strided = rows.dim() > 2 and bias is not None and not bias.meta["val"].is_contiguous()
+        return BIAS_UNCAST if strided else False
     strides = [s for s, n in zip(rows.stride(), rows.shape, strict=True) if s and n > 1]
     return UNCAST if strides == sorted(strides, reverse=True) else True
 

@@ -22,10 +22,11 @@ def linear(
     t: Tracer, x: Tensor, weight: Tensor, bias: Tensor | None = None, apart: bool | str = False
 ) -> Tensor:
     """x w^T + b over the last axis of x; `apart` as of the op `bias`."""
+    offset = () if bias is None else (t.full(bias),)  # before the product, which asks its format
     product = t.emit_nodes(dense.matmul, t.rows(x), t.full(weight), transpose_b=True)
-    if bias is not None:
+    if offset:
         attrs: dict[str, Any] = {"apart": apart} if apart else {}
-        product = t.emit_nodes(dense.bias, product.id, t.full(bias), **attrs)
+        product = t.emit_nodes(dense.bias, product.id, *offset, **attrs)
     return t.view(product, (*x.shape[:-1], weight.shape[0]))
 
 

@@ -15,9 +15,9 @@ from policysearch.importers.indexing import gathered
 from policysearch.importers.layers import embedding
 from policysearch.importers.shapes import cat, part, squeeze, unsqueeze
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
-from policysearch.ops import elementwise, extrema, routing
+from policysearch.ops import extrema, routing
 from policysearch.ops.comparison import compare
-from policysearch.ops.reduce import sum_over
+from policysearch.ops.reduce import mean, sum_over
 
 
 def _ranked(t: Tracer, x: Tensor, dim: int, **attrs: Any) -> tuple[Tensor, Tensor]:
@@ -133,13 +133,13 @@ def embedding_bag(
 
 
 def _differs(t: Tracer, numbers: Tensor, number: int) -> Tensor:
-    return t.pointwise(compare, numbers, relation="not_equal", number=float(number))
+    return t.whole(compare, numbers, relation="not_equal", number=float(number))
 
 
 def _of_bags(t: Tracer, mode: str, rows: Tensor, kept: Tensor | None) -> Tensor:
     """Return the sum, mean or maximum of rows [bags, size, width], of those that are `kept`."""
-    bag, counts = rows.shape[1], None
-    if not bag:
+    counts: Tensor | None = None
+    if not rows.shape[1]:
         return Tensor(t.filled(0.0, (rows.shape[0], rows.shape[2])), (rows.shape[0], rows.shape[2]))
     if kept is not None:
         empty = -math.inf if mode == "max" else 0.0
@@ -150,11 +150,11 @@ def _of_bags(t: Tracer, mode: str, rows: Tensor, kept: Tensor | None) -> Tensor:
         if counts is not None:
             result = masked_fill(t, result, t.view(counts, (rows.shape[0], 1)), 0.0, outside=True)
         return result
+    if mode == "mean" and counts is None:
+        return t.emit(mean, rows, source="embedding", axes=(1,))
     result = t.emit(sum_over, rows, source="embedding", axes=(1,))
-    if mode == "sum":
+    if mode == "sum" or counts is None:
         return result
-    if counts is None:
-        return t.pointwise(elementwise.scale, result, factor=1.0 / bag)
     least = t.whole(extrema.clamp, counts, minimum=1.0, maximum=math.inf)
     return divide(t, result, t.view(least, (rows.shape[0], 1)))
 

@@ -143,7 +143,8 @@ bias = Op(
 
 A b of more axes than one is broadcast to x, as in `addmm` and `baddbmm`, whose sum is that of x
 times `alpha` and b times `beta`. `apart`: the product x is rounded first, whatever the policy says;
-UNCAST: where no cast is between the product and what it multiplies.
+UNCAST: where no cast is between the product and what it multiplies; BIAS_UNCAST: between the sum
+and the bias.
 """
 
-UNCAST = "uncast"
+UNCAST, BIAS_UNCAST = "uncast", "bias uncast"

@@ -13,14 +13,14 @@ import numpy as np
 
 from policysearch.graph import Attrs, FloatArray, GradientRule, Node, Op, size
 from policysearch.ops.builder import Builder
+from policysearch.ops.composite import INNER_FORMAT
 from policysearch.ops.elementwise import divide, multiply, one_example, same_shape, scale, ufunc
+from policysearch.ops.gather import STEPS
+from policysearch.ops.rounded_arithmetic import inner_arithmetic
 from policysearch.ops.unary import positive, scaled, shifted, stepwise, unary
+from policysearch.rounding.rounder import quantise
 
 _ONE, _HALF = np.float32(1.0), np.float32(0.5)
-
-STEPWISE = "stepwise"
-"""The attribute of an op whose gradient is the ops that torch has for it: each rounds."""
-
 
 exp = Op(
     "exp",
@@ -48,12 +48,12 @@ sqrt, sqrt_grad = unary(
 
 
 def _or_steps(steps: GradientRule, op: Op, grad_op: Op) -> tuple[Op, Op]:
-    """Return both, `steps` being the gradient of nodes that are STEPWISE."""
+    """Return both, `steps` being the gradient of nodes with STEPS: the several ops of torch."""
     (whole,) = op.gradients
     assert whole is not None
 
     def rule(b: Builder, node: Node, grad: int) -> int:
-        return (steps if node.attributes.get(STEPWISE) else whole)(b, node, grad)
+        return (steps if node.attributes.get(STEPS) else whole)(b, node, grad)
 
     return replace(op, gradients=(rule,)), grad_op
 
@@ -64,7 +64,7 @@ def _inverse(x: FloatArray) -> FloatArray:
 
 def _rsqrt_steps(b: Builder, node: Node, grad: int) -> int:
     """-grad / 2 * y^3."""
-    cube = b.emit(pow_constant, node.id, attrs={"exponent": 3.0})
+    cube = b.emit(pow_constant, node.id, attrs={"exponent": 3.0, STEPS: True})
     return b.emit(multiply, b.emit(scale, grad, attrs={"factor": -0.5}), cube)
 
 
@@ -97,6 +97,18 @@ def _power(x: FloatArray, exponent: float) -> FloatArray:
     return _inverse(result) if exponent < 0.0 else result
 
 
+def _power_of_format(x: FloatArray, attrs: Attrs) -> FloatArray:
+    """As torch's kernels of 16 bits: the exponent is rounded to them, and a square in a power."""
+    exponent = attrs["exponent"]
+    if INNER_FORMAT not in attrs:
+        return _power(x, exponent)
+    rounded = inner_arithmetic(attrs[INNER_FORMAT], attrs)
+    if exponent in (3.0, -2.0):
+        square = rounded(x * x)
+        return square * x if exponent > 0.0 else _inverse(square)
+    return _power(x, float(quantise(np.array(exponent, np.float32), rounded.format)))
+
+
 def _pow_slope(x: FloatArray, attrs: Attrs) -> FloatArray:
     if attrs["exponent"] == 0.0:  # at 0, too, where 0 * x^-1 is no number
         return np.zeros_like(x)
@@ -111,7 +123,7 @@ def _pow_steps(b: Builder, node: Node, grad: int) -> int:
     if exponent == -1.0:
         slope = b.emit(multiply, node.id, node.id)
         return b.emit(multiply, b.emit(scale, grad, attrs={"factor": -1.0}), slope)
-    slope = b.emit(pow_constant, x, attrs={"exponent": exponent - 1.0})
+    slope = b.emit(pow_constant, x, attrs={"exponent": exponent - 1.0, STEPS: True})
     return b.emit(multiply, grad, b.emit(scale, slope, attrs={"factor": exponent}))
 
 
@@ -119,14 +131,14 @@ pow_constant, pow_grad = _or_steps(
     _pow_steps,
     *unary(
         "pow",
-        lambda x, attrs: _power(x, attrs["exponent"]),
+        _power_of_format,
         _pow_slope,
         flops=10,
         placement="fp32",
         attrs=MappingProxyType({"exponent": 2.0}),
     ),
 )
-"""x to the power of the constant `exponent`."""
+"""x to the power of the constant `exponent`; with STEPS as torch in the format of the node."""
 
 
 expm1 = stepwise(

@@ -18,7 +18,7 @@ MOST_INDICES = 8
 """Axes that one `index` can take numbers for."""
 
 STEPS = "steps"
-"""The attribute of an op that adds in the format of its result: each addition is rounded."""
+"""The attribute of an op whose parts each round to the format of its result, as additions do."""
 
 Places = tuple[slice | NDArray[np.intp], ...]
 

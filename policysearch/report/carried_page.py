@@ -19,7 +19,11 @@ def carried_page(carried: Carried) -> str:
     if carried.moved:
         blocks.append(aligned([HEADER, *(_row(each) for each in carried.moved)]))
         unit = carried.small.unit
+        alike = [f"{gap:.1e}" for gap in carried.counts_from]
         blocks.append([f"Gaps in {unit}, of short runs; time and memory modeled on the large net."])
+        if carried.large is not None:
+            said = f"Gaps up to {alike[0]} in the small net, {alike[1]} in the large, count as one."
+            blocks[-1].append(said)
     blocks.append(list(_notes(carried)))
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
@@ -63,8 +67,12 @@ def _row(each: Moved) -> tuple[str, ...]:
 
 
 def _notes(carried: Carried) -> Iterator[str]:
-    """Say what does not reach the large net, and what a short net cannot tell."""
+    """Say what does not reach the large net, and what became of stacks of another depth."""
     for each in carried.moved:
         if each.why:
             yield f"{each.trial.label} is no policy of the large net: {each.why}"
-    yield from dict.fromkeys(note for each in carried.moved for note in each.notes)
+    of_note: dict[str, list[str]] = {}
+    for each in carried.moved:
+        for note in each.notes:
+            of_note.setdefault(note, []).append(each.trial.label)
+    yield from (f"{note} ({', '.join(labels)})" for note, labels in of_note.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from policysearch.graph import Node
-from policysearch.ops.dense import UNCAST
+from policysearch.ops.dense import BIAS_UNCAST, UNCAST
 from policysearch.policy.policy import Policy
 from policysearch.policy.products import Operand, is_narrow
 from policysearch.rewrite.casting import Casting
@@ -36,8 +36,9 @@ def _product_rules(name: str, product: Made, policy: Policy) -> tuple[Conversion
         if policy.bias == "convolution_rounded" and gemm.op.name.startswith("conv"):
             return None
         apart = bias.attributes.get("apart")
-        if apart == UNCAST:
-            apart = at.format(at.new[gemm.inputs[0]]) == at.layer(gemm).compute
+        if apart in (UNCAST, BIAS_UNCAST):
+            read = gemm.inputs[0] if apart == UNCAST else bias.inputs[1]
+            apart = at.format(at.new[read]) == at.layer(gemm).compute
         return None if apart else forward(at, gemm, "float32", True)
 
     def alone(at: Casting, gemm: Node) -> int | None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from policysearch.files import read_text
 from policysearch.nn.model import Model
-from policysearch.policy.policy import CLIPPING, Layers, Policy, from_data, to_data
+from policysearch.policy.policy import CLIPPING, LayerPolicy, Layers, Policy, from_data, to_data
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.policy.products import Products
 from policysearch.rewrite.format_rules import (
@@ -22,7 +23,7 @@ from policysearch.rewrite.format_rules import (
     placed_rules,
 )
 from policysearch.rewrite.rules_of import Matches, rules_of
-from policysearch.rewrite.stacks import stacks_of
+from policysearch.rewrite.stacks import Stack, stacks_of
 from policysearch.space.rules import rules_for, rules_from_data
 from policysearch.train.step import SMALLEST_BATCH, trace_forward
 from policysearch.values import InputError, one_of, to_plain
@@ -99,6 +100,50 @@ def _ambiguous(file: RulesFile, model: Model) -> Iterator[str]:
             of = ", ".join(f"{name} ({counts[name]} blocks)" for name in names)
             blind = "cannot tell blocks at the end from their numbers; ends are taken"
             yield f"{blocks!r}: {of} {blind}"
+
+
+def blocks_between(small: Policy, large: Policy) -> tuple[str, ...]:
+    """Return a sentence for each stack of another depth: which blocks rules made like which.
+
+    `large` is what the rules of `small` give for another net. Nothing is said of a stack whose
+    blocks are all alike in both, nor of one that a net has not.
+    """
+    here, there = (stacks_of(name for name, _ in policy.layers) for policy in (small, large))
+    known = {stack.name: _formats(stack, small) for stack in here}
+    said = [
+        _between(stack.name, known[stack.name], _formats(stack, large))
+        for stack in there
+        if stack.name in known and len(stack.blocks) != len(known[stack.name])
+    ]
+    return tuple(filter(None, said))
+
+
+def _formats(stack: Stack, policy: Policy) -> list[dict[str, LayerPolicy]]:
+    layers = dict(policy.layers)
+    return [{leaf: layers[name] for leaf, name in block.items()} for block in stack.blocks]
+
+
+def _between(
+    name: str, here: Sequence[Mapping[str, LayerPolicy]], there: Sequence[Mapping[str, LayerPolicy]]
+) -> str:
+    """Say which blocks of a stack are like which of its blocks here; "" if all are like all."""
+
+    def alike(a: Mapping[str, LayerPolicy], b: Mapping[str, LayerPolicy]) -> bool:
+        return all(a[leaf] == b[leaf] for leaf in a.keys() & b.keys())
+
+    like = [[n for n, block in enumerate(here, 1) if alike(block, each)] for each in there]
+    if all(len(numbers) == len(here) for numbers in like):
+        return ""
+    ends = ((1, 1, "first"), (len(there), len(here), "last"))
+    kept = [end for place, number, end in ends if number in like[place - 1]]
+    counts = Counter(numbers[0] if numbers else 0 for numbers in like[1:-1])
+    middle = (
+        f"{count} like its block {number} here" if number else f"{count} like no block here"
+        for number, count in sorted(counts.items(), key=lambda pair: -pair[1])
+    )
+    taken = f"{' and '.join(kept)} taken for {' and '.join(kept)}" if kept else "no end is kept"
+    between = f"; between, by the rules alone, {', '.join(middle)}" if counts else ""
+    return f"{name}: {len(here)} blocks here, {len(there)} there: {taken}{between}"
 
 
 def read_rules(path: Path) -> RulesFile:

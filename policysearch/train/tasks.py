@@ -197,6 +197,17 @@ class Task:
         metric = found_from(folder, metric) if isinstance(metric, str) else metric
         return replace(self, model=model, data=data, graph_rules=rules, metric=metric)
 
+    def check_alike(self, other: Task, where: str) -> None:
+        """Raise InputError where `other` trains another kind of net, on other data or another loss.
+
+        Nets and data of the user's own are not compared.
+        """
+        for key, usual in (("model", ""), ("data", ""), ("loss", USUAL_LOSS)):
+            mine, given = (getattr(task, key) or usual for task in (self, other))
+            named = all(isinstance(name, str) and not is_user_code(name) for name in (mine, given))
+            if named and mine != given:
+                raise InputError(f"{where}.{key}: {given!r}; expected {mine!r}, as the small net's")
+
     def with_steps(self, steps: int) -> Task:
         """Return the same recipe over `steps` steps, its tail and schedule stretched with it."""
         schedule = self.schedule.stretched(steps, self.steps)

@@ -1,12 +1,15 @@
 """16-bit ops on a CPU computed as a GPU does: float32 inside, rounded once.
 
 On a CPU torch rounds the number of an addition, the mean and deviation that a norm keeps for its
-gradients, what the gradients of a convolution sum, what overlapping parts of a `fold` or of a
-transposed convolution add up, the weights of a `grid_sample`, what is inside `log_softmax` over the
-last axis and inside the gradients of `glu` and `logsigmoid`, and, past the last whole vector of a
-tensor, what is inside a reciprocal root. Gradients of a batch norm it sums in 16 bits unless all
-that they read lies in one order in memory. A float32 tensor without axes that a 16-bit one is
-multiplied or divided by stays as it is there; a GPU rounds it first, as tensors of any other shape.
+gradients, what the gradients of a convolution sum, what overlapping parts of a `fold`, of a
+transposed convolution or of a pool's gradients add up, what rows of an embedding or their gradients
+do, and the weights of a `grid_sample`. It
+rounds what is inside `log_softmax` over the last axis, a softmax over another, their gradients and
+those of `glu`, `sigmoid` and `logsigmoid`; past the last whole vector of a tensor, also what is
+inside a reciprocal root. Gradients of a batch norm it sums in 16 bits unless all that they read
+lies in one order in memory. A float32 tensor without axes that a 16-bit one is multiplied or
+divided by stays as it is there; a GPU rounds it first, as tensors of any other shape. In a cube of
+float16 a GPU rounds the square (`aten/src/ATen/native/cuda/PowKernel.cu`), a CPU does not.
 """
 
 from __future__ import annotations
@@ -33,6 +36,15 @@ STATISTICS = (aten.native_layer_norm.default, aten.native_group_norm.default)
 
 WIDE = (
     aten.rsqrt.default,
+    aten.sigmoid_backward.default,
+    aten._softmax.default,
+    aten.prod.default,
+    aten.prod.dim_int,
+    aten.embedding_dense_backward.default,
+    aten._embedding_bag.default,
+    aten._embedding_bag_dense_backward.default,
+    aten.avg_pool2d_backward.default,
+    aten.max_pool2d_with_indices_backward.default,
     aten.convolution_backward.default,
     aten.native_layer_norm_backward.default,
     aten.native_group_norm_backward.default,
@@ -59,6 +71,12 @@ class AsAGpu(TorchDispatchMode):
         if function is aten.log_sigmoid_backward.default and args[0].dtype in LOW:
             grad, x, _ = map(_wide, args)  # the last holds exp(-|x|), rounded
             return function(grad, x, torch.exp(-x.abs())).to(args[0].dtype)
+        if function is aten._softmax_backward_data.default and args[0].dtype in LOW:
+            grad, result, dim, dtype = args
+            return function(grad.float(), result.float(), dim, torch.float32).to(dtype)
+        if function is aten.pow.Tensor_Scalar and args[0].dtype in LOW and args[1] in (3, -2):
+            square = args[0] * args[0]
+            return square * args[0] if args[1] == 3 else square.reciprocal()
         if function in SUMS or function in PRODUCTS:
             dtype = torch.result_type(*args[:2])
             args = (*(_as_an_array(x, dtype) for x in args[:2]), *args[2:])
@@ -80,7 +98,7 @@ def _is_wide(function: Any, args: Any) -> bool:
 
 def _rounded(result: Any, dtype: Any) -> Any:
     if isinstance(result, torch.Tensor):
-        return result.to(dtype)
+        return result.to(dtype) if result.is_floating_point() else result
     return result if result is None else tuple(_rounded(x, dtype) for x in result)
 
 
@@ -105,7 +123,8 @@ def written_out(lstm: Any) -> Any:
     """
 
     def call(x: Any, states: Any, *arguments: Any) -> Any:
-        if isinstance(states, torch.Tensor):  # packed: sizes of its steps, and it is written out
+        # packed, or projected, so that its states differ in size, it is written out as it is
+        if isinstance(states, torch.Tensor) or states[0].shape != states[1].shape:
             return lstm(x, states, *arguments)
         batch_first = arguments[-1]
         steps = (x.transpose(0, 1) if batch_first else x).contiguous()

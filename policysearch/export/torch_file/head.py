@@ -59,7 +59,8 @@ ALONE = (
 NAMES = {
     **{name: name for name in ALONE.split()},
     "matmul": "linear matmul mm bmm mv dot vdot inner addmm addmv addbmm baddbmm einsum "
-    "bilinear tensordot scaled_dot_product_attention lstm gru rnn_tanh rnn_relu lstm_cell gru_cell",
+    "bilinear tensordot scaled_dot_product_attention lstm gru rnn_tanh rnn_relu lstm_cell gru_cell "
+    "rnn_tanh_cell rnn_relu_cell",
     "conv2d": "conv1d conv2d", "conv_transpose2d": "conv_transpose1d conv_transpose2d",
     "subtract": "sub subtract", "multiply": "mul multiply outer ger",
     "divide": "div divide true_divide truediv",
@@ -75,7 +76,7 @@ NAMES = {
     "floor_divide": "floor_divide floordiv",
     "rsqrt": "rsqrt rms_norm",
     "pow": "pow square reciprocal",
-    "vector_norm": "norm vector_norm",
+    "vector_norm": "norm vector_norm frobenius_norm cdist",
     "std": "std std_mean", "var": "var var_mean", "max": "max amax", "min": "min amin",
     "interpolate": "interpolate upsample",
     "concatenate": "cat concat concatenate stack",
@@ -96,6 +97,7 @@ NAMES = {
     "multilabel_soft_margin_loss",
 }
 PLACES = (torch, torch.Tensor, torch.nn.functional, torch._VF, torch.special, torch.linalg)
+PLACES += (torch.ops.aten,)
 
 
 def _functions(pattern):

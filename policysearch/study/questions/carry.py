@@ -20,7 +20,7 @@ from policysearch.cost.price import PolicyCost
 from policysearch.nn.model import Model
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
-from policysearch.space.rules_file import RulesFile, rules_file_of
+from policysearch.space.rules_file import RulesFile, blocks_between, rules_file_of
 from policysearch.study.journal.trials import Trial
 from policysearch.study.questions.by_hand import try_policy
 from policysearch.study.results.picks import candidates
@@ -109,7 +109,7 @@ class Moved:
     """A policy of the small study on the large net.
 
     `why` says why it has none there, and `there` is its trial in the large study, None where it was
-    not trained. `notes`: what a short net cannot tell of its rules.
+    not trained. `notes`: what its rules made of a stack of another depth.
     """
 
     trial: Trial
@@ -129,7 +129,8 @@ class Carried:
     """What came of the policies of a small study on a large net, in the order of their gaps there.
 
     `of_all`, and `with_masters` and `without` where there are enough, say how alike the nets rank
-    what was trained on both; None where there are too few.
+    what was trained on both; None where there are too few. Gaps up to `counts_from`, in the small
+    net and in the large, are alike.
     """
 
     small: Results
@@ -138,6 +139,7 @@ class Carried:
     of_all: Agreement | None = None
     with_masters: Agreement | None = None
     without: Agreement | None = None
+    counts_from: tuple[float, float] = (0.0, 0.0)
 
     @property
     def trained(self) -> tuple[Moved, ...]:
@@ -199,11 +201,13 @@ def carry(
     """Return what the front of `small` and its neighbours come to on the large net of `spec`.
 
     All are priced there; `policies` of them are trained with the seeds of `spec` and recorded in
-    its journal `storage`, as tried by hand. `say` is told of that before. Raises InputError as
-    `try_policy`.
+    its journal `storage`, as tried by hand; where they are fewer, what lies behind them follows.
+    `say` is told of that before. Raises InputError as `try_policy`, and where `spec` is of another
+    kind of net, other data or another loss.
     """
+    small.spec.task.check_alike(spec.task, "to: task")
     here, there = objective_of(small.spec), objective_of(spec)
-    found = [_moved(trial, here.model, there) for trial in candidates(small)]
+    found = [_moved(trial, here.model, there) for trial in _candidates(small, policies)]
     if small.cannot_rank or not found:
         return Carried(small, None, tuple(found))
     chosen = _spread([each for each in found if each.policy is not None], policies)
@@ -218,24 +222,38 @@ def carry(
         numbers[each.trial.digest] = number
     trials = {trial.number: trial for trial in large.trials} if large is not None else {}
     ended = (replace(e, there=trials.get(numbers.get(e.trial.digest, -1))) for e in found)
-    return _judged(small, large, tuple(sorted(ended, key=lambda each: each.trial.loss_gap)))
+    return comparison(small, large, tuple(sorted(ended, key=lambda each: each.trial.loss_gap)))
 
 
-def _judged(small: Results, large: Results | None, moved: tuple[Moved, ...]) -> Carried:
+def comparison(small: Results, large: Results | None, moved: tuple[Moved, ...]) -> Carried:
+    """Return how alike the nets rank what of `moved` was trained on both, by what counts there."""
     carried = Carried(small, large, moved)
+    if large is None or not carried.trained:
+        return carried
+    here = _counts_from(small, [each.trial for each in carried.trained])
+    there = _counts_from(large, [each.there for each in carried.trained if each.there])
+    carried = replace(carried, counts_from=(here, there))
     kinds = {True: [e for e in carried.trained if e.masters]}
     kinds[False] = [each for each in carried.trained if not each.masters]
     of_kind = {
-        kind: _agreement(members) if len(members) >= FEWEST_OF_KIND else None
+        kind: _agreement(members, here, there) if len(members) >= FEWEST_OF_KIND else None
         for kind, members in kinds.items()
     }
-    whole = _agreement(carried.trained) if len(carried.trained) >= FEWEST else None
+    every = carried.trained
+    whole = _agreement(every, here, there) if len(every) >= FEWEST else None
     return replace(carried, of_all=whole, with_masters=of_kind[True], without=of_kind[False])
 
 
-def _agreement(members: Sequence[Moved]) -> Agreement:
-    small = [[score.loss_gap for score in each.trial.scores] for each in members]
-    large = [[s.loss_gap for s in each.there.scores] for each in members if each.there]
+def _counts_from(results: Results, trials: Sequence[Trial]) -> float:
+    """Return up to which gap these are alike: what does not matter, or half of them leave open."""
+    # As in a front, where a gap below what matters, or below its standard error, gains nothing.
+    errors = [trial.gap_error for trial in trials if not trial.diverged]
+    return max(results.matters_gap, float(np.median(errors)) if errors else 0.0)
+
+
+def _agreement(members: Sequence[Moved], here: float, there: float) -> Agreement:
+    small = [[max(here, score.loss_gap) for score in each.trial.scores] for each in members]
+    large = [[max(there, s.loss_gap) for s in e.there.scores] for e in members if e.there]
     return agreement(*(_whole(table) for table in (small, large)))
 
 
@@ -245,12 +263,19 @@ def _whole(table: Sequence[Sequence[float]]) -> list[list[float]]:
     return [list(row[:count]) for row in table]
 
 
+def _candidates(small: Results, count: int) -> list[Trial]:
+    """Return the front and its neighbours; where they are fewer, what lies behind up to `count`."""
+    near = candidates(small)
+    return near if len(near) >= count else candidates(small, every=True)[:count]
+
+
 def _moved(trial: Trial, model: Model, there: Objective) -> Moved:
     """Return the policy on the other net, by the shortest rules that give it on its own."""
     try:
         file = rules_file_of(trial.policy, model)
         policy = named(file, trial).policy(there.model)
-        return Moved(trial, policy, there.price(policy), notes=file.notes)
+        notes = blocks_between(trial.policy, policy)
+        return Moved(trial, policy, there.price(policy), notes=notes)
     except InputError as error:
         return Moved(trial, why=str(error))
 
