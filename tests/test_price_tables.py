@@ -10,8 +10,9 @@ import pytest
 
 from policysearch.cost.tables import CHECKED, PriceTable
 from policysearch.objective.objective import Objective
-from policysearch.search.candidates import SpacePool, SpacePrices
+from policysearch.search.candidates import KEPT_WIDE, SpacePool, SpacePrices, price_of
 from policysearch.search.price_table import cheapest, format_table, formats_of, lookup_of
+from policysearch.space.decided.base import Params
 from policysearch.space.encoding import Encoding
 from policysearch.space.model_space import make_space
 from policysearch.space.section import SpaceSection
@@ -147,3 +148,42 @@ def test_a_large_space_is_priced_by_lookup() -> None:
     np.testing.assert_allclose(costs[0], (1.0 / first.speedup, first.memory_ratio), rtol=0.02)
     low = (rows != 0).mean(axis=0)  # what costs least in the gap is lowered most
     assert low[:4].mean() > low[-4:].mean() + 0.1
+
+
+def price_of_params(
+    objective: Objective, space: Space, params: Params
+) -> tuple[float, float] | None:
+    return price_of(objective, space.policy(params))
+
+
+def test_two_formats_are_proposed_with_the_wider_where_it_gains_most() -> None:
+    objective = Objective(DEEP, "H100-SXM5", "mindspore.graph")
+    space = make_space(SpaceSection(formats=FORMATS), objective.model)
+    encoding, prices = Encoding(space), SpacePrices(objective, space, 0)
+    pool = SpacePool(
+        space, encoding, functools.partial(price_of_params, objective, space), 0, prices
+    )
+    names = [f"format.{group.name}" for group in space.groups]
+    theta = np.random.default_rng(3).standard_normal(len(encoding.decisions.counted()))
+    rows, costs = pool.propose([], theta)
+    asked = {tuple(pool.params_of(tuple(row))[name] for name in names) for row in rows.tolist()}
+    counted = {pair: i for i, pair in enumerate(encoding.decisions.counted())}
+    places = [encoding.places.index(name) for name in names]
+    options = [encoding.row(dict.fromkeys(names, each))[places[0]] for each in FORMATS]
+    gaps = np.zeros((len(names), len(FORMATS)))
+    for group, place in enumerate(places):
+        for i, option in enumerate(options):
+            if (place, option) in counted:
+                gaps[group, i] = np.exp(theta[counted[place, option]])
+    for wide, narrow in ((0, len(FORMATS) - 1), (len(FORMATS) - 1, 1)):
+        order = np.argsort(gaps[:, wide] - gaps[:, narrow], kind="stable")
+        for count in (c for c in KEPT_WIDE if c < len(names)):
+            kept = set(order[:count].tolist())
+            formats = (FORMATS[wide if g in kept else narrow] for g in range(len(names)))
+            assert tuple(formats) in asked, (wide, narrow, count)
+    found = pool.exact(rows[:3])
+    assert found is not None
+    for row, exact, rough in zip(rows[:3].tolist(), found, costs[:3], strict=True):
+        params = pool.params_of(tuple(row))
+        assert tuple(exact) == price_of(objective, space.policy(params))
+        np.testing.assert_allclose(rough, exact, rtol=0.02)
