@@ -35,7 +35,11 @@ ANSWERS = {
     ),
     "Will my own net go in?": ("0.weight", "relu", "cast", "step 7:"),
     "Does FP8 train this network?": ("te.current (by hand)", "loss gap", "overflows", "the front"),
-    "Does what a small net says hold for a large one?": ("verdict: ", "trained on both nets"),
+    "Does what a small net says hold for a large one?": (
+        "verdict: ",
+        "rank correlation",
+        "modeled on the large net",
+    ),
     "Why is this layer in this format?": ("one step away", "as it is", "narrower", "more gap"),
     "Does that still hold in a longer training?": ("short gap", "long gap", "verdict", "12 steps"),
     "Which layer overflows?": ("layer", "overflows", "underflows", "fc1", "skipped steps"),

@@ -16,6 +16,7 @@ from policysearch.cost.stacks import STACKS
 from policysearch.cost.time import StepTime
 from policysearch.emulator.reference import Reference
 from policysearch.graph import Graph
+from policysearch.layout import in_storage_order
 from policysearch.objective.objective import Objective
 from policysearch.ops.source import TARGETS
 from policysearch.policy.presets import preset
@@ -84,7 +85,7 @@ def test_no_value_changes() -> None:
         node.name: (
             np.zeros(node.shape, np.float32)
             if node.name == TARGETS
-            else rng.standard_normal(node.shape).astype(np.float32)
+            else in_storage_order(rng.standard_normal(node.shape).astype(np.float32))
         )
         for node in plain.nodes
         if node.op.kind == "source"
