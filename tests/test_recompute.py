@@ -82,10 +82,10 @@ def test_no_value_changes() -> None:
     assert len(again.nodes) > len(plain.nodes)
     rng = np.random.default_rng(0)
     fed = {
-        node.name: (
+        node.name: in_storage_order(
             np.zeros(node.shape, np.float32)
             if node.name == TARGETS
-            else in_storage_order(rng.standard_normal(node.shape).astype(np.float32))
+            else rng.standard_normal(node.shape).astype(np.float32)
         )
         for node in plain.nodes
         if node.op.kind == "source"
