@@ -194,7 +194,7 @@ def carry_study(
     number("policies", policies, FEWEST, 1000)
     results, path = load_results(small, storage), _journal(large, to_storage)
     make_folder(path.parent)
-    say = progress or (lambda line: None)
+    say = progress or silent
     return carry(results, large, path, policies=policies, processes=processes, say=say)
 
 
@@ -215,7 +215,7 @@ def diagnose(
     fit.
     """
     number("budget", budget, 1, 1000)
-    objective, say = objective_of(study), progress or (lambda line: None)
+    objective, say = objective_of(study), progress or silent
     objective.price(policy)  # says what is wrong with a policy before anything is trained
     seeds, target = sorted(study.study.seeds), study.study.target
     return Diagnoser(objective, seeds, budget, say, target).diagnose(policy)
@@ -440,12 +440,11 @@ def verify_policy(
     """Train the policy as `target` runs it, there on `place` and here, from the same values.
 
     Batches are the study's unless `batch_size` is given. `progress` is told before each training
-    which it is. Raises InputError where the target is not
-    installed or the policy does not fit.
+    which it is. Raises InputError where the target is not installed or the policy does not fit.
     """
     task = study.task if batch_size is None else replace(study.task, batch_size=batch_size)
-    told = progress or silent
-    return verify(policy, task, target=target, steps=steps, seed=seed, place=place, progress=told)
+    say = progress or silent
+    return verify(policy, task, target=target, steps=steps, seed=seed, place=place, progress=say)
 
 
 @without_own_frames

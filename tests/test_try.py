@@ -143,6 +143,8 @@ def test_the_command_prints_row_counts_and_standing(
     assert (rows["fc1"], rows["fc2"]) == ("float32", "float8_e4m3fn")
     assert main(["try", "preset:float8", "--float32", "fc9", "--study", study]) == 2
     assert "--float32: 'fc9'; expected one of flatten, fc1" in capsys.readouterr().err
+    assert main(["verify", "given.py", "--float32", "fc1", "--study", study]) == 2
+    assert "--float32: of given.py; expected it of a policy" in capsys.readouterr().err
     (tmp_path / "bad.json").write_text("{}")
     assert main(["try", "bad.json", "--study", study]) == 2
     assert "bad.json: missing key" in capsys.readouterr().err

@@ -32,7 +32,7 @@ from policysearch.verify.forced_steps import (
     _alone,
     forced_steps,
 )
-from policysearch.verify.jittered_runs import DRAWS, gaps, reference_of
+from policysearch.verify.jittered_runs import DRAWS, STAGES, emulator_runs, gaps, reference_of
 from policysearch.verify.page import verdict_page
 from policysearch.verify.verdict import EARLY_GAP, EARLY_STEPS, LATE_GAP, Verdict, verify
 
@@ -284,6 +284,17 @@ def test_other_batches_can_be_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [256, spec.task.batch_size]
     with pytest.raises(InputError, match=r"^batch_size: 1000000; expected 1 to \d+, the examples"):
         verify(policy, replace(spec.task, batch_size=10**6))
+
+
+def test_each_training_of_the_emulator_is_told_before_it_begins() -> None:
+    task, told = MLP.with_steps(2), list[str]()
+    dataset = task.load_dataset()
+    model = task.build_model(dataset)
+    policy = preset("bfloat16", model.layer_names)
+    for number, run in enumerate(emulator_runs(task, policy, model, dataset, 0, told.append), 1):
+        assert len(told) == number and len(run.losses) == 2
+    assert told == ["the emulator"] + ["the emulator, its values moved"] * DRAWS
+    assert len(told) < STAGES
 
 
 def test_only_known_targets_can_be_verified() -> None:

@@ -68,7 +68,7 @@ window is larger than a pixel and reads every channel."""
 
 def node_bytes(node: Node) -> int:
     """Return the bytes of a node's value in its format, rounded up to whole bytes."""
-    if (INSIDE, True) in node.attrs:
+    if node.role == "input" and (INSIDE, True) in node.attrs:
         return 0
     return _bytes(node.shape, node.format)
 

@@ -129,8 +129,6 @@ class Heads:
         for rows in blocks(self.q.shape[1], ROWS):
             result = None if out is None else out[:, rows]
             logarithm[:, rows] = self._logarithm(rows, result)
-        if out is not None:
-            out[...] = self.scaled_up(out)
         return logarithm
 
     def _logarithm(self, rows: slice, out: FloatArray | None) -> FloatArray:
@@ -150,7 +148,7 @@ class Heads:
         empty_row = total == 0.0
         total[empty_row], most[empty_row] = 1.0, 0.0
         if out is not None:
-            out *= np.reciprocal(total)
+            out *= self.scaled_up(np.reciprocal(total))
         logarithm: FloatArray = most + np.log(total)
         return logarithm
 
