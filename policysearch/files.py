@@ -126,15 +126,15 @@ def shipped_names() -> tuple[str, ...]:
 
 def _shipped_studies() -> dict[str, Path]:
     """Return the shipped study files by name: of the repository, or of the installed package."""
-    return {path.stem: path for path in _shipped(".toml")}
+    return {path.stem: path for path in _shipped_files(".toml")}
 
 
 def shipped_digests() -> set[str]:
     """Return the SHA-256 in hex of the Python files that come with the shipped studies."""
-    return {hashlib.sha256(path.read_bytes()).hexdigest() for path in _shipped(".py")}
+    return {hashlib.sha256(path.read_bytes()).hexdigest() for path in _shipped_files(".py")}
 
 
-def _shipped(suffix: str) -> list[Path]:
+def _shipped_files(suffix: str) -> list[Path]:
     # A wheel puts them where pyproject.toml says, beside the package; a clone has them at its top.
     clone = Path(__file__).parents[1] / "studies"
     if clone.is_dir():

@@ -271,10 +271,10 @@ def test_what_was_put_off_is_trained_too_where_it_leaves_much_more(
 
     monkeypatch.setattr(Diagnoser, "_table", lambda *_: ([near, wide], []))
     monkeypatch.setattr(Diagnoser, "_worth", lambda *_: [(1, wide), (0, near)])
-    monkeypatch.setattr(Diagnoser, "_trained", trained)
+    monkeypatch.setattr(Diagnoser, "_repair_gaps", trained)
     cause = SimpleNamespace(located=lambda graph: Cause("overflow"))
     evidence = cast(Evidence, SimpleNamespace(policy=low(objective), cause=cause))
-    found = Diagnoser(objective, (0,))._repaired(evidence, math.inf, 1.0, 0.0)
+    found = Diagnoser(objective, (0,))._repair_verdict(evidence, math.inf, 1.0, 0.0)
     assert (found.repair.what if found.repair else None, seen) == (repair, order)
     assert found.trained == (2 if repair == "near" or not repair else 1)
 

@@ -27,7 +27,7 @@ from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Scaling
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
-from policysearch.verify.elsewhere import SCRIPTS, _forced, verify_elsewhere
+from policysearch.verify.elsewhere import SCRIPTS, _forced_scales, verify_elsewhere
 from policysearch.verify.jittered_runs import emulator_runs
 from policysearch.verify.page import verdict_page
 from policysearch.verify.plain_net import plan_of, products_of, unlike_products
@@ -158,7 +158,7 @@ def test_gradients_are_clipped_by_their_norm_and_by_value() -> None:
 
 
 def test_forced_scales_show_interval_growth_and_backoff() -> None:
-    assert _forced(replace(SCALE, growth_interval=5)) == [
+    assert _forced_scales(replace(SCALE, growth_interval=5)) == [
         5.0, *(2.0**24, 2.0**23, 2.0**23, 2.0**22), *(2.0**22, 2.0**23, 2.0**23, 2.0**22)
     ]  # fmt: skip
 

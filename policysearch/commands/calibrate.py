@@ -59,10 +59,10 @@ def _calibrate(options: argparse.Namespace) -> None:
             raise InputError(f"--formats: {name}; expected formats of torch")
     if "float32" not in formats:
         raise InputError(f"--formats: {', '.join(formats)}; expected float32 among them")
-    write_device(_timed(options.file.stem, place, formats, rounds), options.file)
+    write_device(_calibration(options.file.stem, place, formats, rounds), options.file)
 
 
-def _timed(name: str, place: Any, formats: tuple[str, ...], rounds: int) -> Device:
+def _calibration(name: str, place: Any, formats: tuple[str, ...], rounds: int) -> Device:
     import numpy as np
 
     from policysearch.verify.calibrate import calibrate

@@ -79,7 +79,9 @@ def _init(options: argparse.Namespace) -> None:
     if scripts:
         study, script = _study_of(options, path, f"{path}:{scripts[0]}")
     else:
-        study, script = _study_of(options, path, "", _named(path, function, MODELS, "model"))
+        study, script = _study_of(
+            options, path, "", _function_name(path, function, MODELS, "model")
+        )
     text, lines = _text_and_lines(study, script)
     write_files({out.name: text.encode()}, out.parent)
     if script is None and outline and outline.trains:
@@ -102,15 +104,15 @@ def _study_of(
     from policysearch.study.first_study import STEPS, FirstStudy, usual_baseline
     from policysearch.train.scripts.named import script_at
 
-    device_name = str(_asked(options, "device", DEVICE))
+    device_name = str(_answer(options, "device", DEVICE))
     device = device_at(CostSection(device_name, options.stack).device)
     script = script_at(place, Path()) if place else None
     own = script.task.batch_size if script else BATCH
-    batch = _asked(options, "batch", own, asks=script is None)
+    batch = _answer(options, "batch", own, asks=script is None)
     if not isinstance(batch, int) or not 1 <= batch <= 2**30:
         raise InputError(f"--batch: {batch!r}; expected a number of examples, 1 or more")
     usual = script.baseline if script and script.baseline != "float32" else usual_baseline(device)
-    baseline = str(_asked(options, "baseline", usual, asks=script is None))
+    baseline = str(_answer(options, "baseline", usual, asks=script is None))
     one_of("--baseline", baseline, PRESETS)
     study = FirstStudy(
         net=path,
@@ -130,7 +132,7 @@ def _study_of(
     return study, script
 
 
-def _asked(options: argparse.Namespace, name: str, usual: object, asks: bool = True) -> object:
+def _answer(options: argparse.Namespace, name: str, usual: object, asks: bool = True) -> object:
     """Return what an option says, or an answer on a terminal, or what is usual."""
     if asks and getattr(options, name) is None and sys.stdin.isatty() and sys.stdout.isatty():
         answer = input(f"{name}: {SAID[name]} [{usual}] ").strip()
@@ -144,10 +146,10 @@ def _data_of(options: argparse.Namespace, path: str) -> str:
     from policysearch.train.user_code import is_user_code
 
     said = options.data or ""
-    return said if is_user_code(said) else f"{path}:{_named(path, said, DATA, 'data')}"
+    return said if is_user_code(said) else f"{path}:{_function_name(path, said, DATA, 'data')}"
 
 
-def _named(path: str, said: str, usual: Sequence[str], what: str) -> str:
+def _function_name(path: str, said: str, usual: Sequence[str], what: str) -> str:
     """Return the function of a file that was said, or the first that has a usual name."""
     from policysearch.train.user_code import functions_of
 

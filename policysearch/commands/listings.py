@@ -59,7 +59,7 @@ def _hardware(options: argparse.Namespace) -> None:
             row.arch,
             "/".join(f"{size:g}" for size in row.memory_gib),
             f"{row.bandwidth.value / 1e9:.0f}",
-            *_marked(row),
+            *_mark_counts(row),
             ", ".join(row.formats),
         )
         for row in DEVICES.values()
@@ -75,7 +75,7 @@ def _hardware(options: argparse.Namespace) -> None:
     _print(("stack", "mode", "layout", "launch microseconds"), stacks)
 
 
-def _marked(device: Device) -> tuple[str, str, str]:
+def _mark_counts(device: Device) -> tuple[str, str, str]:
     """Return how many numbers a row has, from memory, and without a source."""
     marks = [row.mark for _, row in device.numbers]
     return str(len(marks)), str(marks.count("memory")), str(marks.count("unsourced"))

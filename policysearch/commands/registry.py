@@ -90,12 +90,12 @@ def _section(row: Command) -> Iterator[str]:
     yield f"```sh\n{row.typed}\n```"
     parser = argparse.ArgumentParser(add_help=False)
     row.arguments(parser)
-    lines = [f"| `{_spelled(action)}` | {_meaning(action)} |" for action in parser._actions]
+    lines = [f"| `{_spelling(action)}` | {_meaning(action)} |" for action in parser._actions]
     if lines:
         yield "\n".join(["| argument | meaning |", "|---|---|", *lines])
 
 
-def _spelled(action: argparse.Action) -> str:
+def _spelling(action: argparse.Action) -> str:
     """Return the argument as it is typed: with its value, in brackets where it may be left out."""
     name, value = "".join(action.option_strings), action.metavar
     if value is None and action.choices:

@@ -53,7 +53,7 @@ def check_file(path: Path, trust: bool) -> None:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if os.environ.get(VARIABLE) == "1":
         return
-    known = _remembered()
+    known = _trusted_digests()
     if f"{DIGEST} {digest}" in known or f"{PLACE} {path.resolve()}" in known:
         return
     if digest in shipped_digests():
@@ -77,7 +77,7 @@ def trust_text(text: bytes) -> None:
     _remember(f"{DIGEST} {hashlib.sha256(text).hexdigest()}")
 
 
-def _remembered() -> set[str]:
+def _trusted_digests() -> set[str]:
     try:
         return set((state_folder() / STORE).read_text(encoding="utf-8").splitlines())
     except (OSError, ValueError, RuntimeError):
@@ -86,7 +86,7 @@ def _remembered() -> set[str]:
 
 def _remember(line: str) -> None:
     """Add a line to the store; where there is no place for it, trust ends with the command."""
-    if line in _remembered():
+    if line in _trusted_digests():
         return
     with contextlib.suppress(OSError, RuntimeError):
         state_folder().mkdir(parents=True, exist_ok=True)

@@ -206,12 +206,12 @@ def peak_key(name: str) -> str:
     return "float4" if name == "float4_e2m1fn" else name
 
 
-def _sourced(data: Mapping[str, Any]) -> Sourced:
+def _sourced_number(data: Mapping[str, Any]) -> Sourced:
     return Sourced(float(data["value"]), str(data["source"]), data.get("mark", ""))
 
 
 def _numbers(data: Mapping[str, Any]) -> tuple[tuple[str, Sourced], ...]:
-    return tuple((k, _sourced(v)) for k, v in data.items() if v["value"] is not None)
+    return tuple((k, _sourced_number(v)) for k, v in data.items() if v["value"] is not None)
 
 
 def _device(row: Mapping[str, Any]) -> Device:
@@ -220,8 +220,8 @@ def _device(row: Mapping[str, Any]) -> Device:
         arch=row["arch"],
         memory_gib=tuple(row["memory_gib"]),
         peaks=_numbers(row["peak_flops_per_second"]),
-        bandwidth=_sourced(row["bandwidth_bytes_per_second"]),
-        multiprocessors=_sourced(row["multiprocessors"]),
+        bandwidth=_sourced_number(row["bandwidth_bytes_per_second"]),
+        multiprocessors=_sourced_number(row["multiprocessors"]),
         alignment=tuple(row["alignment"].items()),
         achieved=_numbers(row.get("achieved_flops_per_second", {})),
         other=_numbers(row["other"]),
@@ -235,7 +235,7 @@ _TABLE = json.loads((files("policysearch.cost") / "hardware.json").read_text(enc
 SOURCES: dict[str, str] = _TABLE["sources"]
 """What the short names in every `Sourced.source` stand for."""
 
-MINIMUM_KERNEL = _sourced(_TABLE["minimum_kernel_seconds"])
+MINIMUM_KERNEL = _sourced_number(_TABLE["minimum_kernel_seconds"])
 """Seconds of a kernel that does nothing."""
 
 DEVICES: dict[str, Device] = {row["name"]: _device(row) for row in _TABLE["devices"]}

@@ -67,10 +67,10 @@ def joined(graph: Graph) -> Joined:
                 sums[node.id] = whole
                 for i in node.inputs:
                     del sums[root[i]]
-    return _joined(graph, [found for found in sums.values() if found.additions])
+    return _joined_sums(graph, [found for found in sums.values() if found.additions])
 
 
-def _joined(graph: Graph, sums: Sequence[_Sum]) -> Joined:
+def _joined_sums(graph: Graph, sums: Sequence[_Sum]) -> Joined:
     free: set[int] = set()
     placed: set[int] = set()
     repeats: dict[int, int] = {}

@@ -262,7 +262,7 @@ def price_table(
     terms = _terms(choices[:-CHECKED], values[:-CHECKED], options, around)
     constant = values[:-CHECKED, slots].mean(axis=0)
     table = PriceTable(device, tuple(options), constant, terms, math.nan, math.nan, len(exact))
-    return _checked(table, choices[-CHECKED:], exact[-CHECKED:])
+    return _table_with_errors(table, choices[-CHECKED:], exact[-CHECKED:])
 
 
 def _design(
@@ -352,7 +352,9 @@ def _indicators(
     return both.reshape(len(choices), -1)
 
 
-def _checked(table: PriceTable, choices: Drawn, exact: Sequence[SlotPrices]) -> PriceTable:
+def _table_with_errors(
+    table: PriceTable, choices: Drawn, exact: Sequence[SlotPrices]
+) -> PriceTable:
     seconds, peaks = table.priced(choices)
     sums = np.stack([parts.seconds.sum(axis=0) for parts in exact])
     true_seconds = joined_seconds(sums[:, 0], sums[:, 1], table.device)

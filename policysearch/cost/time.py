@@ -179,7 +179,7 @@ def parts_of(graph: Graph, device: Device, stack: Stack) -> list[Part]:
     ]
     cells = Counter(_cell(kernel, steps) for kernel in kept)
     return [
-        _launched(part, steps[layer] / cells[layer, phase]) if layer else part
+        _launch_share(part, steps[layer] / cells[layer, phase]) if layer else part
         for kernel in kept
         for layer, phase in (_cell(kernel, steps),)
         for part in _parts(graph, kernel, device, stack, one)
@@ -198,7 +198,7 @@ def _cell(kernel: Kernel, steps: Collection[str]) -> tuple[str, int]:
     return (node.layer if inside else "", PHASES[node.role])
 
 
-def _launched(part: Part, launches: float) -> Part:
+def _launch_share(part: Part, launches: float) -> Part:
     """Return a part of cells that are one kernel a step, as a share of that."""
     work = dataclasses.replace(part.work, launches=min(1.0, launches))
     return dataclasses.replace(part, work=work)
@@ -329,7 +329,7 @@ def _parts(
         both = traffic((x, dataclasses.replace(x, format=runs)))
         bytes += both[0] - 2 * node_bytes(x)
         yield Part(kernel, Work(*both, kind="movement"), runs, "convert", True)
-    shift = _shifted(product.operands, node, stack)
+    shift = _layout_traffic(product.operands, node, stack)
     # by the operands, not by what the device makes of them: launches are no device's advantage
     shifts = shift[0] and product.operands[0].format != "float32"
     work = Work(
@@ -365,7 +365,7 @@ def _unread_bytes(graph: Graph, kernel: Kernel) -> int:
     return unread
 
 
-def _shifted(operands: Sequence[Node], node: Node, stack: Stack) -> tuple[float, float]:
+def _layout_traffic(operands: Sequence[Node], node: Node, stack: Stack) -> tuple[float, float]:
     """Return bytes and elements of the layout changes around a convolution on the matrix unit.
 
     The unit's convolutions want NHWC, so a stack in NCHW reads and writes both images once more.

@@ -262,7 +262,7 @@ def nameless(path: Path) -> Iterator[IO[bytes]]:
     make_folder(path.parent)
     beside = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
-        unnamed = _unnamed(path.parent)
+        unnamed = _unnamed_file(path.parent)
         with unnamed or beside.open("xb") as file:
             yield file
             file.flush()
@@ -277,7 +277,7 @@ def nameless(path: Path) -> Iterator[IO[bytes]]:
             beside.unlink(missing_ok=True)
 
 
-def _unnamed(folder: Path) -> IO[bytes] | None:
+def _unnamed_file(folder: Path) -> IO[bytes] | None:
     if not hasattr(os, "O_TMPFILE"):
         return None
     with contextlib.suppress(OSError):

@@ -142,7 +142,7 @@ class Diagnoser:
             return Diagnosis("undecided", cause, math.inf, 0.0, math.inf, why=cause.words)
         least, noise = self.levels(base)
         matters = max(least, TIMES_NOISE * noise)
-        run = self._measured(policy, self.seeds[0], "the policy")
+        run = self._measurement(policy, self.seeds[0], "the policy")
         off = gap(run, base)
         if off <= matters:
             if noise > least:
@@ -154,27 +154,27 @@ class Diagnoser:
         if noise > CHAOTIC * off or matters * MATTERS > least:
             why = f"{CHAOS}: jitter alone moves float32's loss by {noise:.2g}"
             return Diagnosis("undecided", evidence.cause, off, matters, noise, why=why)
-        if any(g <= matters for g in self._jittered(policy, "the policy jittered")):
+        if any(g <= matters for g in self._jittered_gaps(policy, "the policy jittered")):
             why = f"{CHAOS}: the policy itself trains from initial values jittered a little"
             return Diagnosis("undecided", evidence.cause, off, matters, noise, why=why)
-        return self._repaired(evidence, off, matters, noise)
+        return self._repair_verdict(evidence, off, matters, noise)
 
     def levels(self, base: Measurement) -> tuple[float, float]:
         """Return the gap that would matter, and by how much jitter moves float32, in nats."""
         if self._levels is None:
             jitters, float32 = (*JITTERS, *SMALL_JITTERS), self.objective.float32
-            noise = max(map(abs, self._jittered(float32, "float32 jittered", jitters)))
+            noise = max(map(abs, self._jittered_gaps(float32, "float32 jittered", jitters)))
             assert base.tail_loss is not None
             first = base.first_loss if base.first_loss is not None else base.tail_loss
             learned = max(abs(first - base.tail_loss), abs(base.tail_loss))
             self._levels = MATTERS * learned, noise
         return self._levels
 
-    def _measured(self, policy: Policy, seed: int, what: str) -> Measurement:
+    def _measurement(self, policy: Policy, seed: int, what: str) -> Measurement:
         self._progress(f"{what}, seed {seed}")
         return self.objective.measure(policy, seed)
 
-    def _jittered(
+    def _jittered_gaps(
         self, policy: Policy, what: str, jitters: Sequence[float] = JITTERS
     ) -> Iterator[float]:
         """Yield the gaps of a policy whose initial values are jittered: where chance takes it."""
@@ -193,20 +193,26 @@ class Diagnoser:
         error, grown = shadows.error(policy), shadows.grown(policy)
         return Evidence(policy, run, steps, error, grown, shadows.beyond(policy))
 
-    def _repaired(self, evidence: Evidence, off: float, matters: float, noise: float) -> Diagnosis:
+    def _repair_verdict(
+        self, evidence: Evidence, off: float, matters: float, noise: float
+    ) -> Diagnosis:
         graph = self.objective.step_graph(evidence.policy)
         table, undone = self._table(evidence, graph)
         worth, trained = self._worth(table, evidence)[: self.budget], 0
         repair, held = None, tuple[float, ...]()
         for place, row in worth:
             trained += 1
-            if held := self._trained(table, place, matters):
+            if held := self._repair_gaps(table, place, matters):
                 repair = row
                 break
         for more, (place, row) in enumerate(worth[trained:] if repair else (), 1):
             # it was put off, for its values come near their limits: it may hold all the same
             larger = repair is not None and row.left > repair.left + SPARES
-            if larger and not row.repair.apart and (gaps := self._trained(table, place, matters)):
+            if (
+                larger
+                and not row.repair.apart
+                and (gaps := self._repair_gaps(table, place, matters))
+            ):
                 repair, held, trained = row, gaps, trained + more
                 break
         verdict: Verdict = "not repaired" if repair is None else "repaired"
@@ -217,10 +223,10 @@ class Diagnoser:
         told = (off, matters, noise, rows, change, trained, held, why, left_out)
         return Diagnosis(verdict, cause, *told)
 
-    def _trained(self, table: list[Tried], place: int, matters: float) -> tuple[float, ...]:
+    def _repair_gaps(self, table: list[Tried], place: int, matters: float) -> tuple[float, ...]:
         """Return the gaps of a change with every seed where it repairs, () where it does not."""
         repair = table[place].repair
-        run = self._measured(repair.policy, self.seeds[0], repair.what)
+        run = self._measurement(repair.policy, self.seeds[0], repair.what)
         gaps: tuple[float, ...] = (gap(run, self.objective.baseline(self.seeds[0])),)
         if gaps[0] <= matters:
             gaps += self._held(repair.policy)
@@ -235,14 +241,14 @@ class Diagnoser:
         found = [*followed(policy, near.lost, near.near), *repairs_of(evidence, graph)]
         changes, undone = kept_there(policy, found, *there)
         self._progress(f"{len(changes)} changes are weighed")
-        rows = self._ordered(changes, low_work(graph))
+        rows = self._ordered_repairs(changes, low_work(graph))
         best = min((row for row in rows if not row.repair.apart), key=_error, default=None)
         if best is not None and HOPELESS < best.error < math.inf:
             after = self.objective.step_graph(best.repair.policy)
             both, _ = kept_there(policy, [*joined(best.repair, evidence, after)], *there)
             known = {row.repair.policy.digest for row in rows}
             both = [repair for repair in both if repair.policy.digest not in known]
-            rows = sorted([*rows, *self._ordered(both, low_work(graph))], key=self._place)
+            rows = sorted([*rows, *self._ordered_repairs(both, low_work(graph))], key=self._place)
         return rows, undone
 
     def _worth(self, table: Sequence[Tried], evidence: Evidence) -> list[tuple[int, Tried]]:
@@ -273,16 +279,18 @@ class Diagnoser:
 
     def _held(self, policy: Policy) -> tuple[float, ...]:
         """Return the gaps of a repair with the other seeds."""
-        runs = [(self._measured(policy, s, "the repair"), s) for s in self.seeds[1:]]
+        runs = [(self._measurement(policy, s, "the repair"), s) for s in self.seeds[1:]]
         return tuple(gap(run, self.objective.baseline(seed)) for run, seed in runs)
 
     def _is_no_chance(self, repair: Repair, gaps: Sequence[float], matters: float) -> bool:
         """Return whether a repair holds with every seed, and for jittered initial values too."""
         if max(gaps) > matters:
             return False
-        return all(g <= matters for g in self._jittered(repair.policy, f"{repair.what}, jittered"))
+        return all(
+            g <= matters for g in self._jittered_gaps(repair.policy, f"{repair.what}, jittered")
+        )
 
-    def _ordered(self, changes: Sequence[Repair], work: float) -> list[Tried]:
+    def _ordered_repairs(self, changes: Sequence[Repair], work: float) -> list[Tried]:
         """Return the changes, most of the low-precision `work` left first, wide ones last."""
         whole = work or 1.0
         rows = []

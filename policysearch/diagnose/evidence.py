@@ -104,7 +104,7 @@ class Evidence:
     def cause(self) -> Cause:
         """The cause that this shows; kinds are asked in the order in which they explain others."""
         return (
-            self._skipping()
+            self._skip_cause()
             or self._not_finite()
             or self._skips()
             or (self._gradients() if self.shadow.worst > BAD_GRADIENT else None)
@@ -113,7 +113,7 @@ class Evidence:
             or Cause("rounding", words="nothing that was counted explains it")
         )
 
-    def _skipping(self) -> Cause | None:
+    def _skip_cause(self) -> Cause | None:
         tail = set(range(max(0, self.steps - max(1, self.steps // 4)), self.steps))
         taken = self.run.diverged_at
         every = self.run.skipped_steps >= (self.steps if taken is None else taken + 1)
@@ -145,10 +145,10 @@ class Evidence:
         if link.role in BACKWARD and self._is_scaled_up(origin):
             scale = self.run.scales[0][1]
             return self._of(origin, "loss scale", f"{origin.words}; the scale is {scale:g}")
-        cancelled = self._cancelled(origin) if origin.kind == "born" else None
+        cancelled = self._cancellation(origin) if origin.kind == "born" else None
         return cancelled or self._of(origin, origin.kind, origin.words)
 
-    def _cancelled(self, origin: Origin) -> Cause | None:
+    def _cancellation(self, origin: Origin) -> Cause | None:
         """Return the difference that lost its digits before a NaN was made of it, if one did.
 
         The square root of a variance below zero is not to blame, but the subtraction before it.
@@ -156,12 +156,12 @@ class Evidence:
         before = [(link.op, link.layer, link.role, link.line) for link in origin.chain[:-1]]
         for row in self.grown:
             if (row.op, row.layer, row.role, row.line) in before and _is_own(row):
-                cause = self._vanished(row) or _rounding(row)
+                cause = self._underflow(row) or _rounding(row)
                 words = f"{cause.words}; then {origin.words}"
                 return replace(cause, step=origin.step, words=words, chain=origin.chain)
         return None
 
-    def _vanished(self, row: NodeError) -> Cause | None:
+    def _underflow(self, row: NodeError) -> Cause | None:
         """Return the underflow that made the error of a value, if one did."""
         place = row.op, row.layer, row.role
         lost = [

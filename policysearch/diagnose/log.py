@@ -152,7 +152,7 @@ def _tally(row: Any, where: str) -> Tally:
 
 def findings(lines: Sequence[LogStep], format: str) -> list[Finding]:
     """Return what is wrong, mistakes of the loop first, then what `format` would lose."""
-    return [*_clipped_scaled(lines), *_collapsed(lines), *_ranges(lines, format)]
+    return [*_clipped_scaled(lines), *_scale_collapse(lines), *_ranges(lines, format)]
 
 
 def _ranges(lines: Sequence[LogStep], format: str) -> Iterator[Finding]:
@@ -228,7 +228,7 @@ def _is_clipped_scaled(line: LogStep) -> bool:
     return math.isclose(applied * line.scale, line.clip, rel_tol=STEADY)
 
 
-def _collapsed(lines: Sequence[LogStep]) -> Iterator[Finding]:
+def _scale_collapse(lines: Sequence[LogStep]) -> Iterator[Finding]:
     scales = [line.scale for line in lines]
     if scales[0] > 1.0 and min(scales) < 1.0:
         step = next(line.step for line in lines if line.scale < 1.0)

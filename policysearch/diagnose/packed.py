@@ -58,8 +58,8 @@ class Packer:
             after = special if any(special) else []
             lines.append(" ".join(map(str, [*before, first, _text(counts), *after])))
             following = number + 1
-        said = {"names": _packed(json.dumps(names, separators=(",", ":")))} if names else {}
-        return {**said, "rows": _packed("\n".join(lines))}
+        said = {"names": _packed_text(json.dumps(names, separators=(",", ":")))} if names else {}
+        return {**said, "rows": _packed_text("\n".join(lines))}
 
 
 class Unpacker:
@@ -71,9 +71,9 @@ class Unpacker:
     def rows(self, line: Mapping[str, Any]) -> Iterator[list[Any]]:
         """Yield the rows of a line; ValueError where they are none."""
         if "names" in line:
-            self._names += json.loads(_unpacked(line["names"]))
+            self._names += json.loads(_plain_text(line["names"]))
         number = 0
-        for row in _unpacked(line["rows"]).splitlines():
+        for row in _plain_text(line["rows"]).splitlines():
             fields = row.split(" ")
             if len(fields) % 2:
                 number = int(fields.pop(0))
@@ -106,11 +106,11 @@ def _level(count: int) -> int:
     return above - (above > EXACT and count * count < LEVELS[above] * LEVELS[above - 1])
 
 
-def _packed(text: str) -> str:
+def _packed_text(text: str) -> str:
     return base64.b85encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def _unpacked(packed: Any) -> str:
+def _plain_text(packed: Any) -> str:
     if not isinstance(packed, str):
         raise ValueError("no text")
     reader = zlib.decompressobj()

@@ -36,10 +36,13 @@ def preflight(objective: Objective, policy: Policy, seed: int) -> tuple[str, ...
     exact = shadows.traced(objective.float32)
     low = objective.task.tracing(objective.model, objective.task.batch_size)
     graph = low.step_graph(policy.at_step(0))
-    return (*_vanishing(graph, objective.task.epsilon), *_beyond(graph, exact, policy, objective))
+    return (
+        *_vanishing_numbers(graph, objective.task.epsilon),
+        *_beyond(graph, exact, policy, objective),
+    )
 
 
-def _vanishing(graph: Graph, epsilon: float) -> Iterator[str]:
+def _vanishing_numbers(graph: Graph, epsilon: float) -> Iterator[str]:
     """Yield numbers that are added and are zero in the format of what they are added to."""
     said = set()
     for node in graph.nodes:

@@ -131,13 +131,13 @@ class Recorder:
 
         torch.nn.utils.clip_grad_norm_ = watched
         for name, part in self.module.named_modules():
-            self.handles.append(part.register_forward_pre_hook(self._entering(name)))
-            self.handles.append(part.register_forward_hook(self._leaving(name), always_call=True))
+            self.handles.append(part.register_forward_pre_hook(self._entry_hook(name)))
+            self.handles.append(part.register_forward_hook(self._exit_hook(name), always_call=True))
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad:
                 hook = self._gradient(name)
                 self.handles.append(parameter.register_post_accumulate_grad_hook(hook))
-        self.handles.append(self.optimizer.register_step_pre_hook(self._stepping))
+        self.handles.append(self.optimizer.register_step_pre_hook(self._step_hook))
         self.handles.append(self.optimizer.register_step_post_hook(self._after_step))
 
     def stop(self) -> None:
@@ -157,7 +157,7 @@ class Recorder:
             self.mode.__exit__(None, None, None)
             self.mode = None
 
-    def _entering(self, name: str) -> Callable[..., None]:
+    def _entry_hook(self, name: str) -> Callable[..., None]:
         def hook(part: Any, inputs: Any) -> None:
             if not self._on or not torch.is_grad_enabled():
                 return
@@ -169,20 +169,22 @@ class Recorder:
 
         return hook
 
-    def _leaving(self, name: str) -> Callable[..., None]:
+    def _exit_hook(self, name: str) -> Callable[..., None]:
         def hook(part: Any, inputs: Any, output: Any) -> None:
             if not self.layers or self.layers[-1] != name:
                 return
             self.layers.pop()
             if isinstance(output, torch.Tensor) and output.requires_grad:
-                output.register_hook(lambda grad: self._flowing(name, type(part).__name__, grad))
+                output.register_hook(
+                    lambda grad: self._note_gradient(name, type(part).__name__, grad)
+                )
             # the loss is computed behind the module; beside another's mode ours cannot stay
             if not self.layers and self.mode is not None and not self.mode.alone:
                 self._unwatch()
 
         return hook
 
-    def _flowing(self, name: str, kind: str, grad: torch.Tensor) -> None:
+    def _note_gradient(self, name: str, kind: str, grad: torch.Tensor) -> None:
         self.exponents.add("dgrad", name, kind, grad)
 
     def _gradient(self, name: str) -> Callable[[torch.Tensor], None]:
@@ -212,7 +214,7 @@ class Recorder:
         """The loss scale, 1 where there is none."""
         return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
 
-    def _stepping(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    def _step_hook(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Look before the update; behind its closure where the optimizer is given one."""
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:

@@ -60,7 +60,7 @@ def repairs_of(evidence: Evidence, graph: Graph) -> list[Repair]:
         *_scales(policy, cause),
         *_sums(policy, cause),
         *_updates(policy, cause),
-        *_grouped(policy, evidence),
+        *_chain_repairs(policy, evidence),
         *_ops(policy, graph, cause),
         *_layers(policy, evidence),
         *_formats(policy),
@@ -206,7 +206,7 @@ def _updates(policy: Policy, cause: Cause) -> Iterator[Repair]:
         yield Repair("updates rounded by chance", replace(policy, rounding=chance), swamped + 1)
 
 
-def _grouped(policy: Policy, evidence: Evidence) -> Iterator[Repair]:
+def _chain_repairs(policy: Policy, evidence: Evidence) -> Iterator[Repair]:
     """Yield what the chain names: its last op, its ops, its layers, and all of these together."""
     if evidence.cause.role == "update":
         return

@@ -89,10 +89,12 @@ class Shadows:
         self._objective, self._seed = objective, seed
         last = objective.task.steps - 1
         self._usual = frozenset(round(share * last) for share in shares)
-        self._met = self._trained(self._usual.union(others))
+        self._met = self._float32_moments(self._usual.union(others))
         self._take(self._usual.union(others))
 
-    def _trained(self, steps: Collection[int]) -> dict[int, tuple[Moment, tuple[float, Gradients]]]:
+    def _float32_moments(
+        self, steps: Collection[int]
+    ) -> dict[int, tuple[Moment, tuple[float, Gradients]]]:
         """Train float32 up to the last of these steps; return them, and its loss and gradients."""
         objective = self._objective
         task, model, policy = objective.task, objective.model, objective.float32
@@ -111,7 +113,7 @@ class Shadows:
         """Return the usual moments and that step's: a batch may be what a policy fails on."""
         wanted = self._usual | {step}
         if step not in self._met:
-            self._met |= self._trained([step])
+            self._met |= self._float32_moments([step])
         other = copy(self)
         other._take(wanted)
         return other

@@ -55,13 +55,13 @@ class NodeRounding:
         """Return the call that rounds `x`, a span of the node or all of it, into `out`."""
         round_to = self.rounder(node.format, node.rounding)
         if self.observer is not None:
-            return self._observed(self.observer, node, round_to, x, out)
+            return self._run_with_observer(self.observer, node, round_to, x, out)
         if node.rounding.mode != "stochastic":
             return round_to.bind(x, out)
         drawn = round_to.bind_drawn(x, out)
         return lambda: drawn(draws(node, self.step))
 
-    def _observed(
+    def _run_with_observer(
         self,
         observer: Observer,
         node: Node,

@@ -105,7 +105,7 @@ class Plan:
         first = self._promptly(early)
         self.order = first + self._promptly(late)
         self.split = len(first)
-        self.groups = self._grouped()
+        self.groups = self._groups()
         self.kernels = {node.id: self._kernel(node, kernels) for node in self.order}
         self.beside = dict(self._beside())
         self.given = frozenset(self.beside.values())
@@ -142,7 +142,7 @@ class Plan:
             after[node.id] = max(after.get(i, -1) for i in node.inputs) if moves else node.id
         return sorted(nodes, key=lambda node: (after[node.id], node.id))
 
-    def _grouped(self) -> list[tuple[int, int]]:
+    def _groups(self) -> list[tuple[int, int]]:
         # Neighbours of one shape: a span of each is computed while that of the one before is in the
         # cache. The update begins a group of its own, as the finite check decides whether it runs.
         groups: list[tuple[int, int]] = []

@@ -41,9 +41,9 @@ class Reference:
 
     def _run(self, wanted: set[int]) -> None:
         for i in sorted(self.graph.needed(wanted) - self._values.keys()):
-            self._values[i] = self._computed(self.graph.nodes[i])
+            self._values[i] = self._node_value(self.graph.nodes[i])
 
-    def _computed(self, node: Node) -> FloatArray:
+    def _node_value(self, node: Node) -> FloatArray:
         out, attrs = empty(node.shape), attributes(self.graph, node, "off", self.observer)
         with np.errstate(all="ignore"):
             out[...] = node.op.forward([self._values[i] for i in node.inputs], attrs)

@@ -238,8 +238,8 @@ class TorchArray(NDArrayOperatorsMixin):
 
     def _alike(self, ufunc: Any, inputs: Any) -> list[Any]:
         """Return the inputs as tensors of the type that numpy would compute in."""
-        device, given = self.tensor.device, [_typed(each) for each in inputs]
-        wanted = DTYPES[_computed(ufunc, *given)]
+        device, given = self.tensor.device, [_promotion_operand(each) for each in inputs]
+        wanted = DTYPES[_computation_type(ufunc, *given)]
         return [_tensor(each, device, wanted) for each in inputs]
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -252,11 +252,11 @@ class TorchArray(NDArrayOperatorsMixin):
         kwargs = {key: value for key, value in kwargs.items() if key not in _PLACING}
         kwargs = {key: _known(value, device) for key, value in kwargs.items()}
         found = FUNCTIONS[name](device, *(_known(each, device) for each in args), **kwargs)
-        return _wrapped(found)
+        return _array_of(found)
 
     def _on_host(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        there = {key: _hosted(value) for key, value in kwargs.items()}
-        found = function(*(_hosted(each) for each in args), **there)
+        there = {key: _host_value(value) for key, value in kwargs.items()}
+        found = function(*(_host_value(each) for each in args), **there)
         several = isinstance(found, tuple | list)
         on_device = [
             _from_host(each, self.tensor.device) for each in (found if several else [found])
@@ -309,11 +309,11 @@ def _known(value: Any, device: Any) -> Any:
     return value
 
 
-def _wrapped(found: Any) -> Any:
+def _array_of(found: Any) -> Any:
     if isinstance(found, torch.Tensor):
         return TorchArray(found)
     if isinstance(found, tuple | list):
-        return type(found)(_wrapped(each) for each in found)
+        return type(found)(_array_of(each) for each in found)
     return found
 
 
@@ -336,11 +336,11 @@ def _from_numpy(array: Any) -> Any:
     return torch.from_numpy(array)
 
 
-def _hosted(value: Any) -> Any:
+def _host_value(value: Any) -> Any:
     if isinstance(value, TorchArray):
         return np.asarray(value)
     if isinstance(value, list | tuple):
-        return type(value)(_hosted(each) for each in value)
+        return type(value)(_host_value(each) for each in value)
     return value
 
 
@@ -368,7 +368,7 @@ def _part(part: Any, device: Any) -> Any:
     return int(part) if isinstance(part, np.integer) else part
 
 
-def _typed(value: Any) -> Any:
+def _promotion_operand(value: Any) -> Any:
     """Return what numpy's promotion looks at: a type, or a Python number, which is weak."""
     if isinstance(value, bool):
         return np.dtype(np.bool_)
@@ -381,7 +381,7 @@ _PLACING = frozenset(("like", "device"))
 _FLOATING = frozenset(("divide", "reciprocal"))
 
 
-def _computed(ufunc: Any, *given: Any) -> np.dtype[Any]:
+def _computation_type(ufunc: Any, *given: Any) -> np.dtype[Any]:
     """Return the type that a numpy function of these types or numbers computes in."""
     found = np.result_type(*given)
     whole = found.kind in "iub" and (

@@ -13,19 +13,29 @@ import torch
 Tensor = Any
 
 
-def _named(*names: str) -> dict[str, Callable[..., Tensor]]:
+def _torch_functions(*names: str) -> dict[str, Callable[..., Tensor]]:
     return {name: getattr(torch, name) for name in names}
 
 
 UFUNCS: Mapping[str, Callable[..., Tensor]] = {
-    **_named("add", "subtract", "multiply", "floor_divide", "remainder", "fmod", "maximum"),
-    **_named("minimum", "fmax", "fmin", "exp", "exp2", "expm1", "log", "log1p", "log2", "log10"),
-    **_named("sqrt", "square", "tanh", "sinh", "cosh", "sin", "cos", "tan", "arctan", "arcsin"),
-    **_named("arccos", "arcsinh", "arccosh", "arctanh", "absolute", "negative", "floor", "ceil"),
-    **_named("trunc", "isfinite", "isnan", "isinf", "logical_and", "logical_or", "logical_not"),
-    **_named("logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"),
-    **_named("not_equal", "less", "less_equal", "greater", "greater_equal", "copysign"),
-    **_named("reciprocal", "logaddexp", "matmul", "positive", "hypot", "arctan2"),
+    **_torch_functions(
+        "add", "subtract", "multiply", "floor_divide", "remainder", "fmod", "maximum"
+    ),
+    **_torch_functions(
+        "minimum", "fmax", "fmin", "exp", "exp2", "expm1", "log", "log1p", "log2", "log10"
+    ),
+    **_torch_functions(
+        "sqrt", "square", "tanh", "sinh", "cosh", "sin", "cos", "tan", "arctan", "arcsin"
+    ),
+    **_torch_functions(
+        "arccos", "arcsinh", "arccosh", "arctanh", "absolute", "negative", "floor", "ceil"
+    ),
+    **_torch_functions(
+        "trunc", "isfinite", "isnan", "isinf", "logical_and", "logical_or", "logical_not"
+    ),
+    **_torch_functions("logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"),
+    **_torch_functions("not_equal", "less", "less_equal", "greater", "greater_equal", "copysign"),
+    **_torch_functions("reciprocal", "logaddexp", "matmul", "positive", "hypot", "arctan2"),
     "divide": torch.div,
     "equal": torch.eq,
     "power": torch.pow,
@@ -64,7 +74,7 @@ def _reduction(
             return found if keepdims else found.squeeze(axes)
         found = along(x, axes, keepdims)
         if initial is not None and join is not None:
-            found = join(found, _placed(x.device, initial, found.dtype))
+            found = join(found, _device_tensor(x.device, initial, found.dtype))
         return found
 
     return reduced
@@ -135,7 +145,7 @@ def _eye(
     return (columns == torch.arange(rows, device=device)[:, None] + k).to(dtype)
 
 
-def _filled(value: float) -> Callable[..., Tensor]:
+def _filler(value: float) -> Callable[..., Tensor]:
     def filled(device: Any, shape: Any, dtype: Any = torch.float64, order: str = "C") -> Tensor:
         extents = (shape,) if isinstance(shape, int) else tuple(shape)
         return torch.full(extents, value, dtype=dtype, device=device)
@@ -179,7 +189,7 @@ def _of_method(name: str, *default: Any) -> Callable[..., Tensor]:
     return method
 
 
-def _reducing(name: str) -> Callable[..., Tensor]:
+def _reduction_call(name: str) -> Callable[..., Tensor]:
     def call(device: Any, x: Tensor, axis: Any = None, dtype: Any = None, **others: Any) -> Tensor:
         return REDUCTIONS[name](x if dtype is None else x.to(dtype), axis, **others)
 
@@ -215,18 +225,18 @@ def _where(device: Any, condition: Tensor, *sides: Any) -> Any:
         return torch.nonzero(condition, as_tuple=True)
     tensors = [side for side in sides if isinstance(side, torch.Tensor)]
     wanted = reduce(torch.promote_types, (side.dtype for side in tensors)) if tensors else None
-    a, b = (_placed(device, side, wanted) for side in sides)
+    a, b = (_device_tensor(device, side, wanted) for side in sides)
     return torch.where(condition.bool(), a, b)
 
 
-def _placed(device: Any, value: Any, dtype: Any) -> Tensor:
+def _device_tensor(device: Any, value: Any, dtype: Any) -> Tensor:
     """Return a tensor or a number on the device, without a copy from the host."""
     if isinstance(value, torch.Tensor):
         return value.to(device=device, dtype=dtype or value.dtype)
     return torch.full((), value, dtype=dtype or torch.as_tensor(value).dtype, device=device)
 
 
-def _joined(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _joiner(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def call(device: Any, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         return function([torch.as_tensor(each, device=device) for each in tensors], dim=axis)
 
@@ -286,7 +296,7 @@ def _infinite(sign: float) -> Callable[..., Tensor]:
     return lambda device, x: x == sign * torch.inf
 
 
-def _expanded(device: Any, x: Tensor, axis: Any) -> Tensor:
+def _with_axis(device: Any, x: Tensor, axis: Any) -> Tensor:
     places = (axis,) if isinstance(axis, int) else axis
     for place in sorted(a % (x.ndim + len(places)) for a in places):
         x = x.unsqueeze(place)
@@ -382,11 +392,11 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **{name: _or_nan(getattr(torch.linalg, f"{name}_ex")) for name in ("solve", "inv", "cholesky")},
     "slogdet": lambda device, a: tuple(torch.linalg.slogdet(a)),
     "where": _where,
-    "zeros": _filled(0.0),
+    "zeros": _filler(0.0),
     "empty": lambda device, shape, dtype=torch.float64, order="C": torch.empty(
         shape, dtype=dtype, device=device
     ),
-    "ones": _filled(1.0),
+    "ones": _filler(1.0),
     "full": _full,
     "zeros_like": _like(0.0),
     "ones_like": _like(1.0),
@@ -397,8 +407,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "array": _array,
     "asarray": _as_array,
     "ascontiguousarray": lambda device, x, dtype=None: _as_array(device, x, dtype).contiguous(),
-    "concatenate": _joined(torch.cat),
-    "stack": _joined(torch.stack),
+    "concatenate": _joiner(torch.cat),
+    "stack": _joiner(torch.stack),
     "split": _split,
     "moveaxis": _of_method("moveaxis"),
     "swapaxes": _of_method("swapaxes"),
@@ -406,7 +416,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "reshape": lambda device, x, shape: x.reshape(shape),
     "ravel": lambda device, x: x.reshape(-1),
     "squeeze": _of_method("squeeze"),
-    "expand_dims": _expanded,
+    "expand_dims": _with_axis,
     "broadcast_to": _broadcast,
     "flip": _flip,
     "repeat": _repeat,
@@ -427,12 +437,12 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "unique": _unique,
     "diff": _diff,
     "cumsum": lambda device, x, axis=0: torch.cumsum(x, axis),
-    "sum": _reducing("add"),
-    "prod": _reducing("multiply"),
-    "max": _reducing("maximum"),
-    "min": _reducing("minimum"),
-    "amax": _reducing("maximum"),
-    "amin": _reducing("minimum"),
+    "sum": _reduction_call("add"),
+    "prod": _reduction_call("multiply"),
+    "max": _reduction_call("maximum"),
+    "min": _reduction_call("minimum"),
+    "amax": _reduction_call("maximum"),
+    "amin": _reduction_call("minimum"),
     "mean": _mean,
     "var": _var,
     "any": _truth(torch.any),

@@ -59,13 +59,13 @@ class Capture:
             self._graph.replay()
             return self._left
         if self._runs == 2:
-            return self._watched()
+            return self._watched_part()
         found = self._part()
         if self._is_free and (self._after is None or self._after.is_played):
             self._capture(found)
         return self._left if self.is_played else found
 
-    def _watched(self) -> Values:
+    def _watched_part(self) -> Values:
         with _waiting_is_an_error(), contextlib.suppress(RuntimeError):
             found = self._part()
             self._is_free = True
@@ -201,17 +201,17 @@ class TorchStep:
         with exact_products(), np.errstate(all="ignore"):
             for i in order:
                 node = self.graph.nodes[i]
-                values[i] = self._computed(node, [values[j] for j in node.inputs])
+                values[i] = self._node_value(node, [values[j] for j in node.inputs])
                 for dead in self._dead.get(i, ()):
                     values.pop(dead, None)
         return values
 
-    def _computed(self, node: Node, inputs: Any) -> TorchArray:
+    def _node_value(self, node: Node, inputs: Any) -> TorchArray:
         forward = OWN.get(node.op.name, node.op.forward)
         found: Any = forward(inputs, self._attributes[node.id])
         tensor = found.tensor if isinstance(found, TorchArray) else self._from_host(found)
         if node.id in self._grids:
-            return TorchArray(self._rounded(node, tensor))
+            return TorchArray(self._rounded_value(node, tensor))
         shared, fed = tensor.untyped_storage().data_ptr(), self._fed.keys() & set(node.inputs)
         if any(shared == self._fed[i].tensor.untyped_storage().data_ptr() for i in fed):
             tensor = tensor.clone()  # a source moves
@@ -220,7 +220,7 @@ class TorchStep:
     def _from_host(self, value: Any) -> Any:
         return torch.from_numpy(np.array(value, np.float32)).to(self.device)
 
-    def _rounded(self, node: Node, x: Any) -> Any:
+    def _rounded_value(self, node: Node, x: Any) -> Any:
         grid, x = self._grids[node.id], x.float()
         if not grid.stochastic:
             found = rounded(grid, x)
@@ -241,7 +241,7 @@ def _all_finite(inputs: Any, attrs: Any) -> TorchArray:
     return TorchArray(every.all().float())
 
 
-def _counted(targets: Any, attrs: Any) -> tuple[Any, Any, Any]:
+def _class_counts(targets: Any, attrs: Any) -> tuple[Any, Any, Any]:
     """Return the class of each row, 0 where it does not count, which do, and a row's share."""
     classes = targets.tensor.long()
     counts = classes != attrs.get("ignore_index", IGNORED)
@@ -250,7 +250,7 @@ def _counted(targets: Any, attrs: Any) -> tuple[Any, Any, Any]:
 
 def _token_cross_entropy(inputs: Any, attrs: Any) -> TorchArray:
     logits, targets = inputs
-    classes, counts, share = _counted(targets, attrs)
+    classes, counts, share = _class_counts(targets, attrs)
     log_p, smoothing = torch.log_softmax(logits.tensor, 1), attrs.get("label_smoothing", 0.0)
     rows = log_p.gather(1, classes)[:, 0]
     if smoothing:
@@ -260,7 +260,7 @@ def _token_cross_entropy(inputs: Any, attrs: Any) -> TorchArray:
 
 def _token_cross_entropy_grad(inputs: Any, attrs: Any) -> TorchArray:
     grad, logits, targets = inputs
-    classes, counts, share = _counted(targets, attrs)
+    classes, counts, share = _class_counts(targets, attrs)
     smoothing, slope = attrs.get("label_smoothing", 0.0), torch.softmax(logits.tensor, 1)
     if smoothing:
         slope -= smoothing / slope.shape[1]

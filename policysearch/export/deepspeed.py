@@ -54,7 +54,7 @@ def runs(policy: Policy, model: Model) -> Policy:
     dtype = one_dtype(policy)
     return replace(
         plain(policy),
-        layers=_layers(dtype, _summed(policy, model), model),
+        layers=_layers(dtype, _sum_dtype(policy, model), model),
         master_weights=True,
         optimizer_state="float32",
         all_reduce=policy.all_reduce if policy.all_reduce in DTYPES else "float32",
@@ -62,7 +62,7 @@ def runs(policy: Policy, model: Model) -> Policy:
     )
 
 
-def _summed(policy: Policy, model: Model) -> str | None:
+def _sum_dtype(policy: Policy, model: Model) -> str | None:
     """Return what gradients are summed in over micro-batches, where all parameters say one."""
     held = (name for name in model.layer_names if model.parameters_of(name))
     asked = {policy.layer(name).gradient_sum for name in held}
@@ -126,7 +126,7 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
         "fp16": fp16,
         "bf16": {"enabled": dtype == "bfloat16"},
         "communication_data_type": SHORT[running.all_reduce],
-        "data_types": {"grad_accum_dtype": SHORT[_summed(running, model) or "float32"]},
+        "data_types": {"grad_accum_dtype": SHORT[_sum_dtype(running, model) or "float32"]},
         "_policysearch": said,
     }
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"

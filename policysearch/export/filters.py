@@ -118,10 +118,10 @@ class _Reader:
             case ast.Subscript(value=of, slice=place):
                 return self.value(of)[self.value(place)]
             case ast.Call():
-                return self._called(node)
+                return self._call_value(node)
         raise Unread(ast.unparse(node))
 
-    def _called(self, call: ast.Call) -> Any:
+    def _call_value(self, call: ast.Call) -> Any:
         match call:
             case ast.Call(func=ast.Name(id="isinstance"), args=[ast.Name(id=of), kinds]):
                 if of == self.module:

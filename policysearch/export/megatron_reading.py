@@ -87,7 +87,7 @@ def read(text: str, model: Model, where: str) -> Reading:
 
     The flags of the run stand in a line "# flags: --bf16 --fp8-format e4m3 ..." of its head.
     """
-    data, traps = _loaded(text, where)
+    data, traps = _sections(text, where)
     own, flags = _factories(text, where), _flags(text)
     configs = {n: _config(n, row, where, traps, own) for n, row in data["configs"].items()}
     matchers = [*_matchers(data["matchers"], configs, where, traps, STAGES in flags)]
@@ -137,11 +137,13 @@ def _given(
         for name, _ in hits:
             matched[name] += 1
         rule, config = hits[0] if hits else (DEFAULT_RULE, "")
-        given.append(Given(layer, local, *_decided(place, rule, configs.get(config), run)))
+        given.append(Given(layer, local, *_deciding_rule(place, rule, configs.get(config), run)))
     return given, matched
 
 
-def _decided(place: Place, rule: str, config: _Config | None, run: _Run) -> tuple[str, LayerPolicy]:
+def _deciding_rule(
+    place: Place, rule: str, config: _Config | None, run: _Run
+) -> tuple[str, LayerPolicy]:
     """Return the rule that decides of a linear, and its formats."""
     ends = ENDS in run.flags and _is_end(place, run.flags)
     around = None if ends else run.around
@@ -249,7 +251,7 @@ def _scale_of(flags: Mapping[str, str], dtype: str) -> LossScale:
     return LossScale("dynamic", first, 2.0, 0.5, window, lowest)
 
 
-def _loaded(text: str, where: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def _sections(text: str, where: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
     data = yaml_object(text, where)
     import yaml  # type: ignore[import-untyped]
 

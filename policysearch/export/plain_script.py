@@ -55,7 +55,7 @@ def script_reading(text: str, model: Model, where: str) -> Reading | None:
     Raises InputError, beginning with `where`, for a script that calls none of CALLS.
     """
     tree = syntax_of(text, where, "a Python file")
-    if not {*_defined(tree)}.isdisjoint(EXPORTED):
+    if not {*_definitions(tree)}.isdisjoint(EXPORTED):
         return None
     found = _Script(tree)
     if not any(found.calls.values()):
@@ -64,7 +64,7 @@ def script_reading(text: str, model: Model, where: str) -> Reading | None:
     return found.reading(model, where)
 
 
-def _defined(tree: ast.Module) -> Iterator[str]:
+def _definitions(tree: ast.Module) -> Iterator[str]:
     """Yield what the top of a file defines."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -118,9 +118,9 @@ class _Script:
             if name in USUAL.values():
                 return name, f"autocast, line {call.lineno}"
             self.unread.append(f"line {call.lineno}: dtype of {ast.unparse(call)}")
-        return self._accelerated()
+        return self._accelerate_dtype()
 
-    def _accelerated(self) -> tuple[str, str]:
+    def _accelerate_dtype(self) -> tuple[str, str]:
         """Return the dtype of Accelerate's autocast, "" without one, and its place."""
         for call in self.calls["Accelerator"]:
             said = {x.arg: self._meant(x.value) for x in call.keywords}

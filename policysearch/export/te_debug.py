@@ -205,7 +205,7 @@ def read(text: str, model: Model, where: str) -> Reading:
         hits = [key for key, row in sections.items() if _is_chosen(layer, key, row, where)]
         if len(hits) > 1:
             raise InputError(f"{where}: {layer}: in {' and '.join(hits)}; expected one section")
-        formats = _changed(usual, sections[hits[0]], hits[0], where) if hits else usual
+        formats = _section_formats(usual, sections[hits[0]], hits[0], where) if hits else usual
         given.append(Given(layer, layer, hits[0] if hits else DEFAULT_RULE, formats))
     deciding = {row.rule for row in given}
     unused = tuple(f"{key}: never matches" for key in data if key not in deciding)
@@ -268,7 +268,9 @@ def _numbers(said: Sequence[Any]) -> Iterator[int]:
         yield from range(int(low), int(high or low) + 1)
 
 
-def _changed(usual: LayerPolicy, row: Mapping[str, Any], key: str, where: str) -> LayerPolicy:
+def _section_formats(
+    usual: LayerPolicy, row: Mapping[str, Any], key: str, where: str
+) -> LayerPolicy:
     """Return the formats of a linear after the features of its section."""
     features = row.get("transformer_engine", {})
     on = {name: said for name, said in features.items() if said.get("enabled")}
@@ -290,7 +292,7 @@ def _changed(usual: LayerPolicy, row: Mapping[str, Any], key: str, where: str) -
             products[role] = replace(products[role], **{part: operand})  # type: ignore[arg-type]
     if products == {role: made.product(role) for role in ROLES}:
         return made
-    full = {role: _scaled(row, usual.scaling) for role, row in products.items()}
+    full = {role: _product_with_scales(row, usual.scaling) for role, row in products.items()}
     return of_full(replace(made, output=WIDE, wgrad=WIDE), full)
 
 
@@ -304,7 +306,7 @@ def _operand(before: Operand, feature: str, said: Mapping[str, Any], at: str) ->
     return Operand(name, scaling=scaling)
 
 
-def _scaled(product: Product, scaling: Scaling | None) -> Product:
+def _product_with_scales(product: Product, scaling: Scaling | None) -> Product:
     """Return the product with the scales of the run where an operand says none."""
 
     def full(operand: Operand) -> Operand:

@@ -250,7 +250,7 @@ def read(text: str, model: Model, where: str) -> Reading:
     dtype = _dtype(data, text, where)
     linears, given = _linears(model), []
     hit = {text: 0 for made in converters for text in made.texts}
-    traps += _refused(converters, linears)
+    traps += _refusals(converters, linears)
     for layer in model.layer_names:
         taker = None
         if layer in linears:
@@ -271,7 +271,7 @@ def _in_toml(data: Mapping[str, Any], where: str) -> Iterator[tuple[str, Mapping
     """Yield the converters that the TOML of an older run names, with their settings."""
     if "model" not in data:
         raise InputError(f"{where}: no table [model]; expected a run's TOML of torchtitan")
-    for name in _listed(data.get("model", {}).get("converters", [])):
+    for name in _item_list(data.get("model", {}).get("converters", [])):
         if name in TABLES:
             yield TABLES[name], _table(data, name) or _table(data, f"quantize.linear.{name}")
         elif "quantize" in name or "float8" in name or "mx" in name:
@@ -286,13 +286,13 @@ def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _idle(data: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each table of settings whose converter is not named."""
-    named = _listed(data.get("model", {}).get("converters", []))
+    named = _item_list(data.get("model", {}).get("converters", []))
     for name in TABLES:
         if _table(data, name) and not {name, name.rpartition(".")[2]} & {*named}:
             yield f"[{name}]: never matches: model.converters does not name it"
 
 
-def _listed(value: Any) -> list[str]:
+def _item_list(value: Any) -> list[str]:
     return [x.strip() for x in value.split(",")] if isinstance(value, str) else [*value]
 
 
@@ -333,7 +333,7 @@ def _made(
     at = f"{where}: {name}"
     for key in said:
         one_of(f"{at}: key", key, KEYS[name].split())
-    texts = tuple(_listed(said.get("filter_fqns") or said.get("fqns") or []))
+    texts = tuple(_item_list(said.get("filter_fqns") or said.get("fqns") or []))
     for text in texts:
         if re.search(r"layers\.\d+$", text):
             traps.append(f"{text!r} takes every number that begins so; expected a dot behind it")
@@ -355,7 +355,7 @@ def _made(
     return _Converter(name, kind, texts)
 
 
-def _refused(converters: Sequence[_Converter], linears: Mapping[str, list[int]]) -> Iterator[str]:
+def _refusals(converters: Sequence[_Converter], linears: Mapping[str, list[int]]) -> Iterator[str]:
     """Yield a line for each linear that MXFP8 takes and cannot multiply: it asks for no sizes."""
     for made in converters:
         for layer, sides in linears.items():

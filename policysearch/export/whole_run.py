@@ -86,7 +86,7 @@ def whole_run_reading(target: str, text: str, model: Model, where: str) -> Readi
             unread.append(f"line {call.lineno}: {ast.unparse(call)} beside line {chosen[0].lineno}")
     call, word = chosen or (named[0], asked.usual)
     policy = preset(asked.presets[word], model.layer_names)
-    policy, more = _changed(policy, target, call, calls)
+    policy, more = _script_policy(policy, target, call, calls)
     rule = f"{ast.unparse(call.func)}, line {call.lineno}"
     given = tuple(Given(name, name, rule, row) for name, row in policy.layers)
     traps = tuple(scale_traps(given, policy.loss_scale))
@@ -106,7 +106,7 @@ def _word(call: ast.Call, asked: Asked, known: Mapping[str, ast.expr]) -> str:
     return node.attr if isinstance(node, ast.Attribute) else str(literal(node) or "")
 
 
-def _changed(
+def _script_policy(
     policy: Policy, target: str, call: ast.Call, calls: list[ast.Call]
 ) -> tuple[Policy, list[str]]:
     """Return the policy with what else the script says, and lines for what is not read of that."""
@@ -124,7 +124,7 @@ def _changed(
         policy = replace(policy, loss_scale=LossScale("fixed", float(scale)))
     placed: dict[str, Any] = {op: name for name in LISTS for op in getattr(policy, name)}
     unread = []
-    for line, kind, function in _registered(calls):
+    for line, kind, function in _registrations(calls):
         ops = [op for op in NAMES if function in {x.rpartition(".")[2] for x in NAMES[op]}]
         placed |= dict.fromkeys(ops, REGISTERED[kind])
         if not ops:
@@ -133,7 +133,7 @@ def _changed(
     return replace(policy, **lists), unread
 
 
-def _registered(calls: list[ast.Call]) -> Iterator[tuple[int, str, str]]:
+def _registrations(calls: list[ast.Call]) -> Iterator[tuple[int, str, str]]:
     """Yield the line, the kind and the name of each function that is registered."""
     for call in calls:
         words = ast.unparse(call.func).rpartition(".")[2].split("_")

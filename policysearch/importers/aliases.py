@@ -64,16 +64,16 @@ def open_regions(module: Any) -> None:
         region = module.get_submodule(holder.target)
         open_regions(region)
         with graph.inserting_before(node):
-            results = _copied(graph, region.graph, operands)
+            results = _region_copy(graph, region.graph, operands)
             for user in list(node.users):
-                user.replace_all_uses_with(_detached(graph, results[user.args[1]]))
+                user.replace_all_uses_with(_detached_node(graph, results[user.args[1]]))
                 graph.erase_node(user)
         graph.erase_node(node)
         if not holder.users:
             graph.erase_node(holder)
 
 
-def _copied(graph: Any, region: Any, operands: list[Any]) -> Any:
+def _region_copy(graph: Any, region: Any, operands: list[Any]) -> Any:
     """Copy the calls of a region; return its results."""
     inside: dict[Any, Any] = {}
     places = iter(operands)
@@ -85,7 +85,7 @@ def _copied(graph: Any, region: Any, operands: list[Any]) -> Any:
     raise AssertionError("a region without results")
 
 
-def _detached(graph: Any, value: Any) -> Any:
+def _detached_node(graph: Any, value: Any) -> Any:
     node = graph.call_function(aten.detach.default, (value,))
     node.meta = dict(value.meta)
     return node
@@ -96,20 +96,20 @@ Back = Callable[[Any, Any, Any], tuple[Any, tuple[Any, ...]]]
 result is the first with the second written into it."""
 
 
-def _reshaped(parent: Any, value: Any, _: Any) -> tuple[Any, tuple[Any, ...]]:
+def _reshape(parent: Any, value: Any, _: Any) -> tuple[Any, tuple[Any, ...]]:
     return aten.reshape.default, (value, list(parent.meta["val"].shape))
 
 
-def _permuted(_: Any, value: Any, view: Any) -> tuple[Any, tuple[Any, ...]]:
+def _permutation(_: Any, value: Any, view: Any) -> tuple[Any, tuple[Any, ...]]:
     axes = [axis % len(view.args[1]) for axis in view.args[1]]
     return aten.permute.default, (value, [axes.index(axis) for axis in range(len(axes))])
 
 
 BACK: Mapping[str, Back] = MappingProxyType(
     {
-        **dict.fromkeys(RESHAPED, _reshaped),
+        **dict.fromkeys(RESHAPED, _reshape),
         **dict.fromkeys(EXCHANGED, lambda _, value, view: (view.target, (value, *view.args[1:]))),
-        "permute": _permuted,
+        "permute": _permutation,
         "select": lambda parent, value, view: (
             aten.select_scatter.default,
             (parent, value, *view.args[1:]),
@@ -185,7 +185,7 @@ class Aliases:
         root = self._roots[node]
         self._writes[root] += 1
         self._taken_at[node] = self._writes[root]
-        self._now[root], self._last[root] = self._pushed(node, root), node.name
+        self._now[root], self._last[root] = self._root_with_write(node, root), node.name
         if self._now[root] is None:
             self._lost[root] = node.name
         if root.op == "placeholder":
@@ -193,7 +193,7 @@ class Aliases:
             self.moved_by[root.name] = op_of(node)
             self.faults |= {self._lost[root]} if root in self._lost else set()
 
-    def _pushed(self, node: Any, root: Any) -> Any:
+    def _root_with_write(self, node: Any, root: Any) -> Any:
         """Return the root with what an op in place gives written into it; None where it cannot."""
         views = self._views[node]
         if root in self._lost or any(self._name(view) not in BACK for view in views):

@@ -33,7 +33,7 @@ class Mask:
 
     def entered(self, t: Tracer) -> Mask:
         """Return the mask in the format in which its layer has products; truth values have none."""
-        return self if self.hides else replace(self, values=_entered(t, self.values))
+        return self if self.hides else replace(self, values=_product_view(t, self.values))
 
 
 def matmul(t: Tracer, a: Tensor, b: Tensor) -> Tensor:
@@ -79,14 +79,14 @@ def softmax(
     t: Tracer, x: Tensor, dim: int, dtype: Any = None, empty_rows: bool = False, **_: Any
 ) -> Tensor:
     attrs: dict[str, Any] = {"empty_rows": True} if empty_rows else {}
-    return _normalised(t, softmax_op, cast(t, x, dtype), dim, attrs)
+    return _shares_of(t, softmax_op, cast(t, x, dtype), dim, attrs)
 
 
 def log_softmax(t: Tracer, x: Tensor, dim: int, dtype: Any = None, *_: Any) -> Tensor:
-    return _normalised(t, log_softmax_op, cast(t, x, dtype), dim, {})
+    return _shares_of(t, log_softmax_op, cast(t, x, dtype), dim, {})
 
 
-def _normalised(t: Tracer, op: Op, x: Tensor, dim: int, attrs: dict[str, Any]) -> Tensor:
+def _shares_of(t: Tracer, op: Op, x: Tensor, dim: int, attrs: dict[str, Any]) -> Tensor:
     axis = dim % max(len(x.shape), 1)
     if axis < len(x.shape) - 1:
         return t.emit(op, x, axis=axis, **attrs)
@@ -141,12 +141,12 @@ def scaled_dot_product_attention(
     mask = None if attn_mask is None else Mask(attn_mask, hides, empty_rows)
     shared = query.shape[-3] // key.shape[-3] if enable_gqa else 1
     if copied:
-        key, value, shared = _repeated(t, key, shared), _repeated(t, value, shared), 1
+        key, value, shared = _repeated_heads(t, key, shared), _repeated_heads(t, value, shared), 1
     qkv = (query, key, value)
     if t.attention == WRITTEN:
-        scores = _scores(t, query, _repeated(t, key, shared))
+        scores = _scores(t, query, _repeated_heads(t, key, shared))
         weights = _weights(t, multiply(t, scores, factor), mask)
-        return matmul(t, dropout(t, weights, dropout_p), _repeated(t, value, shared))
+        return matmul(t, dropout(t, weights, dropout_p), _repeated_heads(t, value, shared))
     if t.attention == "flash" and not strided and _takes_flash(t, qkv, shared, mask):
         return _flash(t, qkv, mask, factor, dropout_p if t.training else 0.0)
     return _math(t, qkv, shared, mask, factor, dropout_p)
@@ -161,7 +161,7 @@ def _scores(t: Tracer, query: Tensor, key: Tensor) -> Tensor:
 def _weights(t: Tracer, scores: Tensor, mask: Mask | None) -> Tensor:
     if mask is None:
         return softmax(t, scores, -1)
-    masked = _masked(t, scores, mask.values, mask.hides)
+    masked = _masked_scores(t, scores, mask.values, mask.hides)
     return softmax(t, masked, -1, empty_rows=mask.empty_rows)
 
 
@@ -177,18 +177,18 @@ def _math(
 
     It is `_scaled_dot_product_attention_math` of torch 2.13, which scales q and k apart.
     """
-    query, key, value = (_entered(t, x) for x in qkv)
+    query, key, value = (_product_view(t, x) for x in qkv)
     mask = None if mask is None else mask.entered(t)
     start, root = len(t.b.nodes), math.sqrt(abs(factor))
     query = multiply(t, query, math.copysign(root, factor))
-    scores = _scores(t, query, multiply(t, _repeated(t, key, shared), root))
+    scores = _scores(t, query, multiply(t, _repeated_heads(t, key, shared), root))
     weights = dropout(t, _weights(t, scores, mask), dropout_p)
-    result = matmul(t, weights, _repeated(t, value, shared))
+    result = matmul(t, weights, _repeated_heads(t, value, shared))
     t.list_under(MATH_ATTENTION, start)
-    return _entered(t, result)
+    return _product_view(t, result)
 
 
-def _entered(t: Tracer, x: Tensor) -> Tensor:
+def _product_view(t: Tracer, x: Tensor) -> Tensor:
     """Emit x in the format in which its layer has products: a view, which costs nothing."""
     node = t.matrices(t.straight(x)) if len(x.shape) > 1 else t.full(x)
     view = t.emit_nodes(reshape, node, source=dense.matmul.name, shape=t.b.shape(node))
@@ -239,7 +239,7 @@ def _flash(
     return Tensor(result.id, qkv[0].shape)
 
 
-def _repeated(t: Tracer, x: Tensor, count: int) -> Tensor:
+def _repeated_heads(t: Tracer, x: Tensor, count: int) -> Tensor:
     if count == 1:
         return x
     *lead, heads, rows, columns = x.shape
@@ -268,7 +268,7 @@ def _over_matrices(t: Tracer, op: Op, x: Tensor, other: Tensor, attrs: dict[str,
     return Tensor(node, x.shape)
 
 
-def _masked(t: Tracer, alike: Tensor, mask: Tensor, hides: bool) -> Tensor:
+def _masked_scores(t: Tracer, alike: Tensor, mask: Tensor, hides: bool) -> Tensor:
     if hides:
         return masked_fill(t, alike, mask, -math.inf, outside=True)
     if size(mask.shape[:-2]) == 1:

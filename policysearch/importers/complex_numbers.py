@@ -125,7 +125,7 @@ def times(t: Tracer, a: Any, b: Any) -> Any:
     """Multiply elements; complex ones by their parts."""
     if isinstance(a, complex) or isinstance(b, complex):
         number, x = (a, b) if isinstance(a, complex) else (b, a)
-        return _wide(_scaled, t, x, number)
+        return _wide(_complex_multiple, t, x, number)
     if not isinstance(a, Complex):
         return times(t, b, a)
     if not isinstance(b, Complex):
@@ -136,7 +136,7 @@ def times(t: Tracer, a: Any, b: Any) -> Any:
     return Complex(t.emit(complex_product, expand(t, a.parts, lead), b.parts))
 
 
-def _scaled(t: Tracer, x: Any, number: complex) -> Complex:
+def _complex_multiple(t: Tracer, x: Any, number: complex) -> Complex:
     real = multiply(t, _half(t, x, 0), number.real)
     if not isinstance(x, Complex):
         return joined(t, real, multiply(t, x, number.imag))

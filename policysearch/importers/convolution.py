@@ -39,10 +39,10 @@ def convolution(
     if extents(dilation, axes) != 1 or groups != 1:
         attrs |= {"dilation": many(extents(dilation, axes), axes), "groups": groups}
     op = conv.conv2d if axes < 3 else conv3d.conv3d
-    return _convolved(t, op, (x, image, weight, bias), attrs, conv.conv2d.name)
+    return _convolution_with_bias(t, op, (x, image, weight, bias), attrs, conv.conv2d.name)
 
 
-def _convolved(
+def _convolution_with_bias(
     t: Tracer, op: Any, operands: tuple[Any, ...], attrs: dict[str, Any], listed: str
 ) -> Tensor:
     """Emit a convolution and its bias, a line as an image of one row; return the shape of x."""
@@ -95,7 +95,9 @@ def transposed(
     attrs: dict[str, Any] = {n: many(extents(value, axes), axes) for n, value in named.items()}
     op = conv_transpose2d if axes < 3 else conv3d.conv_transpose3d
     operands = (x, with_batch(t, x, axes), weight, bias)
-    return _convolved(t, op, operands, {**attrs, "groups": groups}, conv_transpose2d.name)
+    return _convolution_with_bias(
+        t, op, operands, {**attrs, "groups": groups}, conv_transpose2d.name
+    )
 
 
 def either(

@@ -74,7 +74,7 @@ def _apart(graph: Any, node: Any, known: Known) -> Iterator[Any]:
         return
     written = piece_of(node) or Piece(str(node.target.overloadpacket), "")
     kernel = written.kernel or ("" if _is_written_out(node.target) else node.name)
-    for new in _inlined(graph, node, pieces):
+    for new in _inline_copy(graph, node, pieces):
         new.meta = {**node.meta, "val": new.meta.get("val"), PIECE: Piece(written.op, kernel)}
         yield from _apart(graph, new, known)
 
@@ -132,7 +132,7 @@ def _is_readable(node: Any) -> bool:
     return getattr(node.target, "namespace", "aten") == "aten"
 
 
-def _inlined(graph: Any, node: Any, pieces: Any) -> list[Any]:
+def _inline_copy(graph: Any, node: Any, pieces: Any) -> list[Any]:
     """Copy the graph of a call in front of it and erase it; return the new nodes."""
     copies: dict[Any, Any] = {}
     operands = iter(node.all_input_nodes)

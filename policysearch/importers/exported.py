@@ -101,7 +101,7 @@ def exported(
         ):
             warnings.simplefilter("ignore")
             module.train(training)
-            return _exported(module, inputs, lines)
+            return _program(module, inputs, lines)
     except InputError as error:
         raise InputError(f"module {type(module).__name__}: {error}") from error
     except USER_FAULTS as error:
@@ -116,16 +116,16 @@ def exported(
             part.training = training
 
 
-def _exported(module: Any, inputs: tuple[Any, ...], lines: bool) -> Any:
+def _program(module: Any, inputs: tuple[Any, ...], lines: bool) -> Any:
     with counts_known(), attributes_kept(module), followed_known(), read_alone(lines):
         program = torch.export.export(module, inputs, strict=False)
-    _unified(program.graph)
+    _unify_copies(program.graph)
     open_regions(program.graph_module)
     take_apart(program, rule_of)
     return program
 
 
-def _unified(graph: Any) -> None:
+def _unify_copies(graph: Any) -> None:
     """Put the same calls where a copy of the module in another format has others.
 
     Casts assert what their input is, and transformers has torch's grouped products in 16 bits only.
@@ -184,9 +184,9 @@ def _first_export(module: Any, inputs: tuple[Any, ...], training: bool) -> Any:
         first = exported(module, inputs, training)
     finally:
         handle.remove()
-    if changed and _reading(exported(_with(changed, hung, module), inputs, training)) != _reading(
-        first
-    ):
+    if changed and _call_texts(
+        exported(_with(changed, hung, module), inputs, training)
+    ) != _call_texts(first):
         names = ", ".join(".".join(filter(None, key)) for key in changed)
         raise InputError(
             f"module {type(module).__name__}: forward changes {names} and computes with it; "
@@ -215,7 +215,7 @@ def _numbers(module: Any) -> dict[tuple[str, str], Any]:
     }
 
 
-def _reading(program: Any) -> list[str]:
+def _call_texts(program: Any) -> list[str]:
     return [f"{n.target} {n.args} {n.kwargs}" for n in program.graph.nodes]
 
 
@@ -401,12 +401,12 @@ def number_of(numbers: Sequence[Any]) -> Any:
     """
     number = numbers[0]
     if number != numbers[2]:
-        return _growing(numbers)
+        return _growth_law(numbers)
     finite = isinstance(number, float) and math.isfinite(number)
     return min(max(number, -LARGEST), LARGEST) if finite else number
 
 
-def _growing(numbers: Sequence[Any]) -> Grown:
+def _growth_law(numbers: Sequence[Any]) -> Grown:
     """Return the law of floats that grow as the examples, or their pairs, or shrink so."""
     if all(isinstance(n, float) and math.isfinite(n) for n in numbers):
         for power in (1, -1, 2, -2):

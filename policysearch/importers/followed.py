@@ -79,11 +79,11 @@ def followed_known() -> AbstractContextManager[None]:
 
     It stays a cast in a module of float32, where every value has that dtype.
     """
-    return _followed(_Reads()) if places_known() else contextlib.nullcontext()
+    return _read_follower(_Reads()) if places_known() else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def _followed(reads: _Reads) -> Iterator[None]:
+def _read_follower(reads: _Reads) -> Iterator[None]:
     def cast(name: str) -> Any:
         def call(x: Any, *arguments: Any, **options: Any) -> Any:
             named = (*arguments, options.get("dtype"))
@@ -121,7 +121,7 @@ def places_known() -> bool:
     """Return whether this Python says where reads and casts are; tried, in each of their forms."""
     x, y, tried = torch.zeros(1), torch.zeros(1, dtype=torch.float64), _Tried()
     try:
-        with _followed(tried):
+        with _read_follower(tried):
             _casts_in_all_forms(x, y, torch.float64)
     except (AttributeError, IndexError, TypeError, ValueError):
         return False
@@ -154,12 +154,12 @@ def _rows(code: Any) -> list[dis.Instruction]:
 @lru_cache(maxsize=4096)
 def _only_reads(code: Any) -> frozenset[str]:
     """Return the variables that nothing but a value's dtype is stored in."""
-    pairs = [(before, name) for before, row in pairwise(_rows(code)) for name in _stored(row)]
+    pairs = [(before, name) for before, row in pairwise(_rows(code)) for name in _stored_names(row)]
     others = {name for row, name in pairs if (row.opname, row.argval) != ("LOAD_ATTR", "dtype")}
     return frozenset(name for _, name in pairs) - others
 
 
-def _stored(row: Any) -> tuple[str, ...]:
+def _stored_names(row: Any) -> tuple[str, ...]:
     return _names(row) if "STORE_" in row.opname else ()
 
 

@@ -30,7 +30,7 @@ class Kernel:
     def nodes(self, names: Collection[str]) -> tuple[Node, ...]:
         """Return the nodes that compute these values, in a graph of their own."""
         b = Builder()
-        inner = self._traced(b, {})
+        inner = self._call_tracer(b, {})
         results = [inner.full(inner.value(name)) for name in names]
         graph = b.graph({})
         needed = graph.needed(set(results))
@@ -44,7 +44,7 @@ class Kernel:
         ids = [self._node(operand) for operand in read]
 
         def emit(b: Builder, inputs: Sequence[int]) -> int:
-            inner = self._traced(b, dict(zip(read, inputs, strict=True)))
+            inner = self._call_tracer(b, dict(zip(read, inputs, strict=True)))
             return inner.full(inner.value(name))
 
         whole = [place for place, i in enumerate(ids) if is_whole(t.b.nodes[i])]
@@ -57,7 +57,7 @@ class Kernel:
             return self.t.full(self.operands[name])
         return self.t.filled({name: number for number, name in FILLED.items()}[name], ())
 
-    def _traced(self, b: Builder, fed: Mapping[str, int]) -> Tracer:
+    def _call_tracer(self, b: Builder, fed: Mapping[str, int]) -> Tracer:
         """Return a tracer that has emitted the calls; what is not `fed` is a source by its name."""
         inner = Tracer(b, Program((), (), (), ()), {}, self.t.batch, self.t.training)
         for name in FILLED.values():

@@ -109,7 +109,7 @@ def batch_norm(
     if batch or not statistics:
         attrs["training"] = True
         measured = [t.emit_nodes(op, node).id for op in (batch_mean, batch_variance)]
-        for old, new, factor in zip(statistics, measured, (1.0, _unbiased(x)), strict=False):
+        for old, new, factor in zip(statistics, measured, (1.0, _unbiased_factor(x)), strict=False):
             name = t.b.nodes[old].name
             last = t.statistics.get(name, old)  # a norm that is called again goes on from there
             average = t.emit_nodes(moving_average, last, new, momentum=momentum, factor=factor)
@@ -118,7 +118,7 @@ def batch_norm(
     return t.emit_nodes(batch_norm_op, node, *statistics, *scales, **attrs)
 
 
-def _unbiased(x: Tensor) -> float:
+def _unbiased_factor(x: Tensor) -> float:
     count = size(x.shape) // x.shape[1]
     if count < 2:
         raise refuse("one value per channel in training", "use a larger batch")

@@ -79,7 +79,7 @@ def _pack(x: Any, lengths: Any, batch_first: bool) -> tuple[Steps, Sizes]:
     return Steps(values, lengths), Sizes(steps, batch, values.device)
 
 
-def _padded(
+def _padded_steps(
     packed: Steps, sizes: Sizes, batch_first: bool, padding: float, steps: int
 ) -> tuple[Any, Any]:
     there = torch.arange(sizes.steps).unsqueeze(1) < packed.lengths
@@ -108,7 +108,7 @@ def _of_packed(layer: Callable[..., Any]) -> Callable[..., Any]:
 def packed_known() -> Iterator[None]:
     """While it is entered, sequences are packed and padded again as what is said above."""
     names = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-    functions = {"_pack_padded_sequence": _pack, "_pad_packed_sequence": _padded}
+    functions = {"_pack_padded_sequence": _pack, "_pad_packed_sequence": _padded_steps}
     functions |= {name: _of_packed(getattr(torch._VF, name)) for name in names}
     with contextlib.ExitStack() as stack:
         for name, function in functions.items():

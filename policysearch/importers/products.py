@@ -36,7 +36,7 @@ class Einsum:
     labels: Labels
 
 
-def _parsed(equation: str, ranks: Sequence[int]) -> Einsum:
+def _einsum_of(equation: str, ranks: Sequence[int]) -> Einsum:
     terms, arrow, result = equation.replace(" ", "").partition("->")
     parts = terms.split(",")
     most = max(rank - len(part.replace("...", "")) for part, rank in zip(parts, ranks, strict=True))
@@ -60,9 +60,10 @@ def einsum(
     t: Tracer, equation: str, operands: Sequence[Tensor], path: Sequence[int] | None = None
 ) -> Tensor:
     """Contract pair by pair, from the left or along `path`, as torch does: each pair by bmm."""
-    said = _parsed(equation, [len(x.shape) for x in operands])
+    said = _einsum_of(equation, [len(x.shape) for x in operands])
     waiting = [
-        _aligned(t, x, own, said.labels) for x, own in zip(operands, said.operands, strict=True)
+        _aligned_operand(t, x, own, said.labels)
+        for x, own in zip(operands, said.operands, strict=True)
     ]
     kept, steps = len(said.result), list(path or ())
     if len(waiting) == 1:
@@ -71,12 +72,12 @@ def einsum(
     while len(waiting) > 1:
         pair = sorted((steps.pop(0), steps.pop(0))) if path else (0, 1)
         second, first = waiting.pop(pair[1]), waiting.pop(pair[0])
-        product = _pair(t, first, second, _finished(first, second, waiting, kept))
+        product = _pair(t, first, second, _finished_axes(first, second, waiting, kept))
         waiting.insert(len(waiting) if path else 0, product)
     return t.view(waiting[0], waiting[0].shape[:kept])
 
 
-def _aligned(t: Tracer, x: Tensor, own: Labels, labels: Labels) -> Tensor:
+def _aligned_operand(t: Tracer, x: Tensor, own: Labels, labels: Labels) -> Tensor:
     """Return x with an axis for each label, of extent 1 where it has none of that name."""
     own = list(own)
     while twice := next((label for label in own if own.count(label) > 1), None):
@@ -89,7 +90,7 @@ def _aligned(t: Tracer, x: Tensor, own: Labels, labels: Labels) -> Tensor:
     return t.view(x, tuple(extents.get(label, 1) for label in labels)) if x.shape else x
 
 
-def _finished(a: Tensor, b: Tensor, others: Sequence[Tensor], kept: int) -> tuple[int, ...]:
+def _finished_axes(a: Tensor, b: Tensor, others: Sequence[Tensor], kept: int) -> tuple[int, ...]:
     """Return the axes to sum over that no other operand has."""
     axes = range(kept, len(a.shape))
     return tuple(

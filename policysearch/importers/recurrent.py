@@ -140,7 +140,7 @@ def _weights(row: Sequence[Tensor], *, biases: bool, projected: bool) -> Weights
     return Weights(row[0], row[1], inner_bias, state_bias, row[-1] if projected else None)
 
 
-def _stacked(step: Step) -> Rule:
+def _layer_rule(step: Step) -> Rule:
     """Return the rule of layers of a kind: the outputs of the last, and the last states of all."""
 
     def rule(
@@ -209,7 +209,7 @@ STEPS: Mapping[str, Step] = MappingProxyType(
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
-        **{name: _stacked(step) for name, step in STEPS.items()},
+        **{name: _layer_rule(step) for name, step in STEPS.items()},
         **{f"{name}_cell": _cell(step) for name, step in STEPS.items()},
         "_pack_padded_sequence": lambda t, x, lengths: Packed(x, lengths),
     }

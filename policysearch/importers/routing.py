@@ -20,7 +20,7 @@ from policysearch.ops.comparison import compare
 from policysearch.ops.reduce import mean, sum_over
 
 
-def _ranked(t: Tracer, x: Tensor, dim: int, **attrs: Any) -> tuple[Tensor, Tensor]:
+def _ranked_values(t: Tracer, x: Tensor, dim: int, **attrs: Any) -> tuple[Tensor, Tensor]:
     """Return the values chosen by their rank and their places; the gradient goes to these."""
     places = t.whole(routing.ranked, x, axis=dim % len(x.shape), **attrs)
     return gathered(t, x, dim, places), places
@@ -29,13 +29,13 @@ def _ranked(t: Tracer, x: Tensor, dim: int, **attrs: Any) -> tuple[Tensor, Tenso
 def topk(
     t: Tracer, x: Tensor, k: int, dim: int = -1, largest: bool = True, *_: Any, **__: Any
 ) -> tuple[Tensor, Tensor]:
-    return _ranked(t, x, dim, count=k, descending=bool(largest))
+    return _ranked_values(t, x, dim, count=k, descending=bool(largest))
 
 
 def sort(
     t: Tracer, x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True
 ) -> tuple[Tensor, Tensor]:
-    return _ranked(t, x, dim, descending=bool(descending))
+    return _ranked_values(t, x, dim, descending=bool(descending))
 
 
 def argsort(
@@ -47,7 +47,7 @@ def argsort(
 def kth_value(
     t: Tracer, x: Tensor, k: int, dim: int = -1, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    value, place = _ranked(t, x, dim, first=k - 1, count=1)
+    value, place = _ranked_values(t, x, dim, first=k - 1, count=1)
     return (value, place) if keepdim else (squeeze(t, value, dim), squeeze(t, place, dim))
 
 
@@ -146,7 +146,7 @@ def _of_bags(t: Tracer, mode: str, rows: Tensor, kept: Tensor | None) -> Tensor:
         rows = masked_fill(t, rows, t.view(kept, (*kept.shape, 1)), empty, outside=True)
         counts = t.whole(sum_over, kept, axes=(1,))
     if mode == "max":
-        result = squeeze(t, _ranked(t, rows, 1, count=1, descending=True)[0], 1)
+        result = squeeze(t, _ranked_values(t, rows, 1, count=1, descending=True)[0], 1)
         if counts is not None:
             result = masked_fill(t, result, t.view(counts, (rows.shape[0], 1)), 0.0, outside=True)
         return result

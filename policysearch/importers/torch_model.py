@@ -121,10 +121,10 @@ class TorchModel(Model):
         return fed | self.emit_statistics(b)
 
     def parameters(self) -> tuple[ParameterSpec, ...]:
-        return self._owned
+        return self._owned_parameters
 
     @cached_property
-    def _owned(self) -> tuple[ParameterSpec, ...]:
+    def _owned_parameters(self) -> tuple[ParameterSpec, ...]:
         """The parameters as those of layers: of the modules that hold them or, where these compute
         nothing (`out_proj` of a MultiheadAttention), of the layers that read them.
         """
@@ -158,9 +158,9 @@ class TorchModel(Model):
         if faults := emit_calls(tracer, program.calls, read):
             raise InputError(f"model {self.name}: cannot be imported: {faults}")
         with b.scope(role="fprop"):
-            return self._traced(tracer, program)
+            return self._program_trace(tracer, program)
 
-    def _traced(self, tracer: Tracer, program: Program) -> Traced:
+    def _program_trace(self, tracer: Tracer, program: Program) -> Traced:
         results = [tracer.value(name) for name in program.results]
         updated = {full: tracer.full(tracer.value(name)) for full, name in program.updated}
         moved = {**tracer.statistics, **updated} if tracer.training else {}

@@ -115,7 +115,7 @@ class Reader:
             for user, x in zip(users, example, strict=True)
         )
         self._updated = self._moved_buffers()
-        self._statistics = self._running() | set(self._updated) | set(moved)
+        self._statistics = self._running_statistics() | set(self._updated) | set(moved)
         check_types({**dict(module.named_parameters()), **self._buffers(self._statistics)})
 
     def input_name(self, argument: str) -> str:
@@ -175,7 +175,7 @@ class Reader:
     def _buffers(self, names: Collection[str]) -> dict[str, Any]:
         return {name: value for name, value in self.module.named_buffers() if name in names}
 
-    def _running(self) -> set[str]:
+    def _running_statistics(self) -> set[str]:
         """Return the buffers that batch norms read as running statistics."""
         names = set()
         for node in self._two.graph.nodes:
@@ -188,10 +188,10 @@ class Reader:
 
         Calls that no result and no statistic depends on are left out.
         """
-        calls, fixed, needed = [], self._fixed(), self._needed()
+        calls, fixed, needed = [], self._fixed_values(), self._needed_nodes()
         paths = {path_of(n[0]) for n in self._nodes() if n[0].name in fixed}
         self._ends = dict(fixed)
-        for name in self._growing(fixed, needed):
+        for name in self._growing_calls(fixed, needed):
             del fixed[name]
         for nodes in self._nodes():
             two = nodes[0]
@@ -220,7 +220,7 @@ class Reader:
         outputs = self._version_with_casts(output).args[0]
         return [x for x in outputs if isinstance(x, torch.fx.Node)]
 
-    def _needed(self) -> set[str]:
+    def _needed_nodes(self) -> set[str]:
         """Return the nodes that results and statistics depend on, and those that write in vain."""
         wanted = {self._names[x] for x in self._results()} | set(self._updated.values())
         wanted |= self._aliases.faults
@@ -231,7 +231,7 @@ class Reader:
                 wanted |= {self._names[x] for x in read_by(self._version_with_casts(nodes))}
         return wanted
 
-    def _growing(self, fixed: Mapping[str, Any], needed: Collection[str]) -> set[str]:
+    def _growing_calls(self, fixed: Mapping[str, Any], needed: Collection[str]) -> set[str]:
         """Return the calls on constants whose values for more examples are not repetitions.
 
         They are made anew for every batch size, where what reads them needs that.
@@ -251,7 +251,7 @@ class Reader:
         buffers = {name for name, _ in self.module.named_buffers()}
         return buffers - self._statistics
 
-    def _fixed(self) -> dict[str, Any]:
+    def _fixed_values(self) -> dict[str, Any]:
         """Return the values, at the first and the last batch size, of what only constants enter."""
         values_by_name: dict[str, Any] = {}
         stored: set[str] = set()

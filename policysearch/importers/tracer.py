@@ -113,7 +113,7 @@ class Tracer:
         if not following or not floats:
             return arguments
         drawn = {x: self.emit(like, floats[0], x) for x in following}
-        return _replaced(arguments, drawn)
+        return _replacement(arguments, drawn)
 
     def follows(self, arguments: Any) -> bool:
         """Return whether these are draws that have the format of what they meet, and no other."""
@@ -333,9 +333,9 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(part)
 
 
-def _replaced(value: Any, others: Mapping[Tensor, Tensor]) -> Any:
+def _replacement(value: Any, others: Mapping[Tensor, Tensor]) -> Any:
     if isinstance(value, list | tuple):
-        return type(value)(_replaced(part, others) for part in value)
+        return type(value)(_replacement(part, others) for part in value)
     return others.get(value, value) if isinstance(value, Tensor) else value
 
 

@@ -88,12 +88,12 @@ class KeptModel(Model):
     def trace(self, b: Builder, fed: Mapping[str, int], training: bool) -> Traced:
         """Emit the kept forward pass on the batch that is fed; InputError where it is none."""
         try:
-            return self._traced(b, fed, self.kept[_mode(training)])
+            return self._net_trace(b, fed, self.kept[_mode(training)])
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             given = f"model {self.study_name}: the graph that was kept of it: {error!r}"
             raise InputError(f"{given}; expected one that `run` kept, or none") from None
 
-    def _traced(self, b: Builder, fed: Mapping[str, int], kept: Plain) -> Traced:
+    def _net_trace(self, b: Builder, fed: Mapping[str, int], kept: Plain) -> Traced:
         batch = b.shape(fed[self.inputs[0].name])[0]
         new = {int(old): fed[name] for old, name in kept["sources"]}
         first = kept["first"]
@@ -152,7 +152,7 @@ def _mode(training: bool) -> str:
     return "training" if training else "evaluation"
 
 
-def _traced(model: Model, training: bool, batch: int) -> tuple[Builder, dict[str, int], Traced]:
+def _net_trace(model: Model, training: bool, batch: int) -> tuple[Builder, dict[str, int], Traced]:
     b = Builder()
     fed = model.emit_inputs(b, batch) | emit_arrays(b, model.parameters())
     fed |= model.emit_statistics(b)
@@ -160,14 +160,14 @@ def _traced(model: Model, training: bool, batch: int) -> tuple[Builder, dict[str
 
 
 def _nodes(model: Model, training: bool, batch: int) -> tuple[list[Node | Any], Traced]:
-    b, _, traced = _traced(model, training, batch)
+    b, _, traced = _net_trace(model, training, batch)
     said = [(n.op.name, n.inputs, n.shape, n.role, n.layer, n.name, n.source) for n in b.nodes]
     return [(*one, n.attrs, n.format) for one, n in zip(said, b.nodes, strict=True)], traced
 
 
 def _pass_of(model: Model, training: bool) -> Plain:
-    small, fed, traced = _traced(model, training, SMALLER)
-    large, _, _ = _traced(model, training, LARGER)
+    small, fed, traced = _net_trace(model, training, SMALLER)
+    large, _, _ = _net_trace(model, training, LARGER)
     first = max(fed.values(), default=-1) + 1
     if len(small.nodes) != len(large.nodes):
         raise Unkept

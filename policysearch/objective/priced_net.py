@@ -56,7 +56,7 @@ class PricedNet:
     @property
     def words(self) -> str:
         """What it is, in words."""
-        said = [f"widths {_listed(self.widths)}"] if self.widths else []
+        said = [f"widths {_width_words(self.widths)}"] if self.widths else []
         said += [f"inputs {' x '.join(map(str, self.inputs))}"] if self.inputs else []
         said += [f"{self.classes} classes"] if self.classes else []
         name = said_without_folder(self.model) or "the same net"
@@ -103,7 +103,7 @@ class PricedNet:
         return Dataset(f"{dataset.name}, to be priced", inputs, labels, 1, 1, classes)
 
 
-def _listed(widths: tuple[int, ...]) -> str:
+def _width_words(widths: tuple[int, ...]) -> str:
     """Return widths in words, repeated ones counted: "768, 12 x 3072"."""
     runs = ((width, len(list(same))) for width, same in groupby(widths))
     return ", ".join(f"{count} x {width}" if count > 1 else f"{width}" for width, count in runs)

@@ -76,10 +76,10 @@ class Pricing:
         if self.net is None:
             return self.task
         groups = priced_groups(self.task.groups, self.priced_model, self.model, self._stand_ins)
-        return replace(self._ungrouped, groups=groups)
+        return replace(self._ungrouped_task, groups=groups)
 
     @cached_property
-    def _ungrouped(self) -> Task:
+    def _ungrouped_task(self) -> Task:
         assert self.net is not None
         return self.net.task(self.task, self.dataset)
 
@@ -89,7 +89,7 @@ class Pricing:
         if self.net is None:
             return self.model
         try:
-            return self._ungrouped.untrained_model(self._ungrouped.load_dataset())
+            return self._ungrouped_task.untrained_model(self._ungrouped_task.load_dataset())
         except InputError as error:
             raise InputError(f"cost.net: {error}") from None
 

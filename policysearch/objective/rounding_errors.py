@@ -79,15 +79,15 @@ class Forced(Reference):
         self._names = {node.id: name for name, node in named_values(graph)}
         self._leaving = _read_by_others(graph)
 
-    def _computed(self, node: Node) -> FloatArray:
-        forced = super()._computed(node)
+    def _node_value(self, node: Node) -> FloatArray:
+        forced = super()._node_value(node)
         name, own = self._names.get(node.id), forced
         inside = {i for i in node.inputs if i in self._own}
         inside = {i for i in inside if self.graph.nodes[i].layer == node.layer}
         if inside:
             values = {i: self._values[i] for i in inside}
             self._values.update({i: self._own[i] for i in inside})
-            own = super()._computed(node)
+            own = super()._node_value(node)
             self._values.update(values)
             self._own[node.id] = own
         if name is None or name not in self._exact or self._exact[name].shape != own.shape:

@@ -26,7 +26,7 @@ def _spread(inputs: Sequence[FloatArray], attrs: Attrs) -> tuple[FloatArray, Flo
     return transposed(found[0], found[1], attrs)
 
 
-def _restored(values: FloatArray, scales: FloatArray, cuts: Sequence[int]) -> FloatArray:
+def _restored_values(values: FloatArray, scales: FloatArray, cuts: Sequence[int]) -> FloatArray:
     """Return values * block scales, in storage order as every operand is."""
     spread = spread_scales(scales, values.shape, *cuts)
     return np.multiply(values, spread, out=empty(values.shape, values))
@@ -46,7 +46,7 @@ def _over_blocks(op: Op) -> Op:
             product = partial(attrs["product"], scales=_spread(inputs, attrs))
             return op.forward(operands, {**attrs, "product": product})
         for (position, *cuts), scales in zip(attrs["blocks"], inputs[2:], strict=True):
-            operands[position] = _restored(operands[position], scales, cuts)
+            operands[position] = _restored_values(operands[position], scales, cuts)
         return op.forward(operands, attrs)
 
     return Op(

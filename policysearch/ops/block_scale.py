@@ -166,7 +166,7 @@ def dequantised_factors(scales: Sequence[FloatArray], attrs: Attrs) -> FloatArra
     return scales[0] * (np.float32(1.0) / scales[1]) if len(scales) > 1 else scales[0]
 
 
-def _dequantised(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+def _dequantised_values(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     x, *scales = inputs
     factors = dequantised_factors(scales, attrs)
     return x * (spread_scales(factors, x.shape, *cuts_of(attrs)) if "axis" in attrs else factors)
@@ -175,7 +175,7 @@ def _dequantised(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 dequantise = Op(
     "dequantise",
     same_shape,
-    _dequantised,
+    _dequantised_values,
     example=_scaled_example,
     placement="fp32",
     converts=True,

@@ -155,12 +155,12 @@ def renumbered(graph: Graph, nodes: Sequence[Node]) -> Graph:
     """
     place = {node.id: position for position, node in enumerate(nodes)}
     same = next((i for i, node in enumerate(nodes) if node.id != i or node.of >= i), len(nodes))
-    moved = (*nodes[:same], *(_moved(node, place) for node in nodes[same:]))
+    moved = (*nodes[:same], *(_moved_node(node, place) for node in nodes[same:]))
     outputs = tuple((name, place[i]) for name, i in graph.outputs)
     return Graph(moved, outputs, tuple((place[old], place[new]) for old, new in graph.updates))
 
 
-def _moved(node: Node, place: Mapping[int, int]) -> Node:
+def _moved_node(node: Node, place: Mapping[int, int]) -> Node:
     """Return the node under new ids; itself where they are the old ones."""
     id, of = place[node.id], place.get(node.of, -1)
     inputs = tuple([place[i] for i in node.inputs])

@@ -14,7 +14,7 @@ from policysearch.ops.loss import IGNORED
 # Source: torch 2.13, `aten/src/ATen/native/LossNLL.cpp`.
 
 
-def _counted(targets: FloatArray, attrs: Attrs) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _counted_rows(targets: FloatArray, attrs: Attrs) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return the rows that count, and the class of each."""
     classes = targets.astype(np.intp)
     counts = classes != attrs.get("ignore_index", IGNORED)
@@ -23,7 +23,7 @@ def _counted(targets: FloatArray, attrs: Attrs) -> tuple[NDArray[np.intp], NDArr
 
 def _row_weights(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     targets, *weights = inputs
-    rows, classes = _counted(targets, attrs)
+    rows, classes = _counted_rows(targets, attrs)
     weight_of_row = np.zeros(len(targets), np.float32, like=targets)
     weight_of_row[rows] = weights[0][classes] if weights else np.float32(1.0)
     return weight_of_row
@@ -52,7 +52,7 @@ Without weights each is 1.
 def _nll(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     log_p, targets, *given = inputs
     weights = given[0] if given else np.ones(log_p.shape[1], np.float32, like=log_p)
-    rows, classes = _counted(targets, attrs)
+    rows, classes = _counted_rows(targets, attrs)
     smoothing = np.float32(attrs.get("label_smoothing", 0.0))
     losses = np.zeros(len(targets), np.float32, like=targets)
     own = -log_p[rows, classes] * weights[classes]
@@ -66,7 +66,7 @@ def _nll(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 def _nll_grad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     grad, targets, *given = inputs
     weights = given[0] if given else np.ones(attrs["classes"], np.float32, like=targets)
-    rows, classes = _counted(targets, attrs)
+    rows, classes = _counted_rows(targets, attrs)
     smoothing = np.float32(attrs.get("label_smoothing", 0.0))
     slope = np.zeros((len(targets), len(weights)), np.float32, like=targets)
     slope[rows] -= weights * (smoothing / np.float32(len(weights)))

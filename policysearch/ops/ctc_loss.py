@@ -34,7 +34,7 @@ def _log_sum(*terms: FloatArray) -> FloatArray:
     return logarithm + shift
 
 
-def _moved(values: FloatArray, places: int) -> FloatArray:
+def _shift(values: FloatArray, places: int) -> FloatArray:
     """Return [batch, states] moved to later states, to earlier ones by places below 0."""
     result = np.full_like(values, -np.inf)
     if places >= 0:
@@ -44,7 +44,7 @@ def _moved(values: FloatArray, places: int) -> FloatArray:
     return result
 
 
-def _padded(targets: FloatArray, lengths: Whole) -> Whole:
+def _padded_targets(targets: FloatArray, lengths: Whole) -> Whole:
     """Return targets [batch, longest]; what one row after the other lies in a vector is padded."""
     if targets.ndim == 2:
         return targets.astype(np.intp)
@@ -59,7 +59,7 @@ class _Lattice:
     def __init__(self, inputs: Sequence[FloatArray], attrs: Attrs) -> None:
         self.log_p, targets, steps, labels = inputs
         self.steps, self.labels = steps.astype(np.intp), labels.astype(np.intp)
-        rows = _padded(targets, self.labels)
+        rows = _padded_targets(targets, self.labels)
         batch, longest = rows.shape
         inside = np.arange(longest) < self.labels[:, None]
         self.classes = np.full((batch, 2 * longest + 1), attrs.get("blank", 0), np.intp)
@@ -69,18 +69,18 @@ class _Lattice:
         self.skips[:, 3::2] = self.classes[:, 3::2] != self.classes[:, 1:-2:2]
         self.emitted = self.log_p[:, np.arange(batch)[:, None], self.classes]
 
-    def _masked(self, values: FloatArray, mask: NDArray[np.bool_]) -> FloatArray:
+    def _mask(self, values: FloatArray, mask: NDArray[np.bool_]) -> FloatArray:
         return np.where(mask, values, np.float32(-np.inf))
 
     def forwards(self) -> FloatArray:
         """Return alpha [time, batch, states]: of all beginnings that are in a state at a time."""
         alpha = np.full_like(self.emitted, -np.inf)
-        alpha[0, :, :2] = self._masked(self.emitted[0], self.there)[:, :2]
+        alpha[0, :, :2] = self._mask(self.emitted[0], self.there)[:, :2]
         for time in range(1, len(alpha)):
             before = alpha[time - 1]
-            skipped = self._masked(_moved(before, 2), self.skips)
-            total = _log_sum(before, _moved(before, 1), skipped) + self.emitted[time]
-            alpha[time] = self._masked(total, self.there)
+            skipped = self._mask(_shift(before, 2), self.skips)
+            total = _log_sum(before, _shift(before, 1), skipped) + self.emitted[time]
+            alpha[time] = self._mask(total, self.there)
         return alpha
 
     def backwards(self) -> FloatArray:
@@ -92,9 +92,9 @@ class _Lattice:
             here = self.emitted[time]
             if time + 1 < len(beta):
                 after = beta[time + 1]
-                skipped = _moved(self._masked(after, self.skips), -2)
-                total = _log_sum(after, _moved(after, -1), skipped) + here
-                beta[time] = self._masked(total, (time < self.steps[:, None] - 1) & self.there)
+                skipped = _shift(self._mask(after, self.skips), -2)
+                total = _log_sum(after, _shift(after, -1), skipped) + here
+                beta[time] = self._mask(total, (time < self.steps[:, None] - 1) & self.there)
             final = self.there & (states >= last - 1) & (time == self.steps[:, None] - 1)
             beta[time] = np.where(final, here, beta[time])
         return beta

@@ -17,16 +17,18 @@ from policysearch.ops.shape import reshape
 Doubles = NDArray[np.float64]
 
 
-def _running(function: np.ufunc, x: NDArray[np.floating], axis: int, *, back: bool) -> Doubles:
+def _running_values(
+    function: np.ufunc, x: NDArray[np.floating], axis: int, *, back: bool
+) -> Doubles:
     if back:
-        return np.flip(_running(function, np.flip(x, axis), axis, back=False), axis)
+        return np.flip(_running_values(function, np.flip(x, axis), axis, back=False), axis)
     result: Doubles = function.accumulate(x, axis, np.float64)
     return result
 
 
 def _cumsum(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     back = bool(attrs.get("reverse"))
-    return _running(np.add, inputs[0], attrs["axis"], back=back).astype(np.float32)
+    return _running_values(np.add, inputs[0], attrs["axis"], back=back).astype(np.float32)
 
 
 def _by_cumsum(b: Builder, node: Node, grad: int) -> int:
@@ -55,8 +57,8 @@ def _others(x: FloatArray, axis: int) -> Doubles:
     ones = np.ones_like(np.take(x, [0], axis))
     before = np.concatenate((ones, np.delete(x, -1, axis)), axis)
     after = np.concatenate((np.delete(x, 0, axis), ones), axis)
-    forward = _running(np.multiply, before, axis, back=False)
-    return forward * _running(np.multiply, after, axis, back=True)
+    forward = _running_values(np.multiply, before, axis, back=False)
+    return forward * _running_values(np.multiply, after, axis, back=True)
 
 
 def _product_slope(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
@@ -115,7 +117,7 @@ def _cumprod_slope(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     result = np.zeros_like(x)
     for i in range(len(x)):
         factors = np.concatenate((x[:i], np.ones_like(x[:1]), x[i + 1 :]))
-        products = _running(np.multiply, factors, 0, back=False)
+        products = _running_values(np.multiply, factors, 0, back=False)
         result[i] = np.add.reduce(grad[i:] * products[i:])
     return np.moveaxis(result, 0, attrs["axis"])
 
@@ -138,7 +140,7 @@ def _by_cumprod(b: Builder, node: Node, grad: int) -> int:
 cumprod = Op(
     "cumprod",
     same_shape,
-    lambda inputs, attrs: _running(np.multiply, inputs[0], attrs["axis"], back=False).astype(
+    lambda inputs, attrs: _running_values(np.multiply, inputs[0], attrs["axis"], back=False).astype(
         np.float32
     ),
     gradients=(_by_cumprod,),

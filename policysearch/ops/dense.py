@@ -104,7 +104,7 @@ def _bias(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     return x + bias
 
 
-def _scaled(b: Builder, node: Node, grad: int, name: str) -> int:
+def _scaled_gradient(b: Builder, node: Node, grad: int, name: str) -> int:
     factor = node.attributes.get(name, 1.0)
     return grad if factor == 1.0 else b.emit(scale, grad, attrs={"factor": factor})
 
@@ -115,7 +115,7 @@ def _by_bias(b: Builder, node: Node, grad: int) -> int:
         total = b.emit(bias_grad, grad)
     else:
         total = grad if b.shape(grad) == shape else b.emit(sum_to, grad, attrs={"shape": shape})
-    return _scaled(b, node, total, "beta")
+    return _scaled_gradient(b, node, total, "beta")
 
 
 bias_grad = Op(
@@ -129,7 +129,7 @@ bias = Op(
     "bias",
     shape=lambda inputs, attrs: inputs[0],
     forward=_bias,
-    gradients=(lambda b, node, grad: _scaled(b, node, grad, "alpha"), _by_bias),
+    gradients=(lambda b, node, grad: _scaled_gradient(b, node, grad, "alpha"), _by_bias),
     example=lambda rng: Example(
         (
             rng.standard_normal((3, 4)).astype(np.float32),

@@ -23,7 +23,7 @@ again, and float8_e4m3fn ends at 448."""
 _SIX, _ONE = np.float32(6.0), np.float32(1.0)
 
 
-def _summed(errors: FloatArray, axis: int, block: int, *, halves: bool) -> FloatArray:
+def _block_sums(errors: FloatArray, axis: int, block: int, *, halves: bool) -> FloatArray:
     """Return the sum of each block along an axis: first to last, or `halves` after halves."""
     short = -errors.shape[axis] % block
     padded = np.pad(errors, [(0, short if i == axis else 0) for i in range(errors.ndim)])
@@ -45,8 +45,8 @@ def _lost(x: FloatArray, scales: FloatArray, of: Sequence[FloatArray], attrs: At
     kept = quantise(scaled, format_named("float4_e2m1fn")) * spread_scales(scales, x.shape, *cuts)
     errors = np.abs(kept * amax / (_SIX * np.float32(BOUND)) - x)
     # as the kernels sum them: along the rows of a block, then its rows in a tree
-    found = _summed(errors, *cuts[-2:], halves=False)
-    return _summed(found, *cuts[:2], halves=True) if cuts[2:] else found
+    found = _block_sums(errors, *cuts[-2:], halves=False)
+    return _block_sums(found, *cuts[:2], halves=True) if cuts[2:] else found
 
 
 def _four_over_six(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:

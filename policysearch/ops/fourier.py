@@ -18,7 +18,7 @@ from policysearch.ops.builder import Builder
 Wide = NDArray[np.float64]
 
 
-def _transformed(parts: Any, axis: int, extent: int, *, inverse: bool) -> tuple[Wide, Wide]:
+def _transform_parts(parts: Any, axis: int, extent: int, *, inverse: bool) -> tuple[Wide, Wide]:
     """Return the real and the imaginary parts of a transform, of real numbers twice."""
     wide = parts.astype(np.float64)
     if inverse:
@@ -55,7 +55,7 @@ def _along(values: NDArray[np.float64], ndim: int, axis: int) -> NDArray[np.floa
 def _transform(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     axis = attrs["axis"]
     extent = inputs[0].shape[axis]
-    parts = _transformed(inputs[0], axis, extent, inverse=attrs["inverse"])
+    parts = _transform_parts(inputs[0], axis, extent, inverse=attrs["inverse"])
     return _parts(*parts, attrs["factor"])
 
 
@@ -121,7 +121,7 @@ real_fourier: Op = Op(
 def _signal(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     (parts,), axis = inputs, attrs["axis"]
     weights = _along(_weights(attrs, parts.shape[axis]), parts.ndim, axis)
-    real, _ = _transformed(parts * weights, axis, attrs["extent"], inverse=True)
+    real, _ = _transform_parts(parts * weights, axis, attrs["extent"], inverse=True)
     return (real * attrs["factor"]).astype(np.float32)
 
 

@@ -26,7 +26,7 @@ BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66)
 """B2, B4, ..., B10."""
 
 
-def _lifted(x: Doubles, step: Callable[[Doubles], Doubles]) -> tuple[Doubles, Doubles]:
+def _lifted_argument(x: Doubles, step: Callable[[Doubles], Doubles]) -> tuple[Doubles, Doubles]:
     """Return x raised by 1 until it is LEAST, and the sum of `step` of what it was on its way."""
     total = np.zeros_like(x)
     for _ in range(int(LEAST)):
@@ -37,24 +37,24 @@ def _lifted(x: Doubles, step: Callable[[Doubles], Doubles]) -> tuple[Doubles, Do
 
 
 def _log_gamma(x: Doubles) -> Doubles:
-    z, below = _lifted(x, np.log)
+    z, below = _lifted_argument(x, np.log)
     terms = (b / (2 * n * (2 * n - 1) * z ** (2 * n - 1)) for n, b in enumerate(BERNOULLI, 1))
     return (z - 0.5) * np.log(z) - z + 0.5 * math.log(2 * math.pi) + sum(terms) - below
 
 
 def _digamma(x: Doubles) -> Doubles:
-    z, below = _lifted(x, np.reciprocal)
+    z, below = _lifted_argument(x, np.reciprocal)
     series = sum(b / (2 * n * z ** (2 * n)) for n, b in enumerate(BERNOULLI, 1))
     return np.log(z) - 0.5 / z - series - below
 
 
 def _trigamma(x: Doubles) -> Doubles:
-    z, below = _lifted(x, lambda y: y**-2.0)
+    z, below = _lifted_argument(x, lambda y: y**-2.0)
     series = sum(b / z ** (2 * n + 1) for n, b in enumerate(BERNOULLI, 1))
     return 1 / z + 0.5 / z**2 + series + below
 
 
-def _reflected(
+def _reflection(
     of: Callable[[Doubles], Doubles], other: Callable[[Doubles, Doubles], Doubles]
 ) -> Function:
     """Return the function of any x; `other` is that of x below 0.5, given it at 1 - x."""
@@ -73,7 +73,7 @@ def _tangent(x: Doubles) -> Doubles:
     return np.pi / np.tan(np.pi * x)
 
 
-_slope_of_slope = _reflected(_trigamma, lambda x, y: (np.pi / np.sin(np.pi * x)) ** 2 - y)
+_slope_of_slope = _reflection(_trigamma, lambda x, y: (np.pi / np.sin(np.pi * x)) ** 2 - y)
 
 polygamma = Op(
     "polygamma",
@@ -90,7 +90,7 @@ def _by_trigamma(b: Builder, x: int, y: int, grad: int) -> int:
 
 digamma = stepwise(
     "digamma",
-    _reflected(_digamma, lambda x, y: y - _tangent(x)),
+    _reflection(_digamma, lambda x, y: y - _tangent(x)),
     _by_trigamma,
     flops=40,
     example=positive,
@@ -99,7 +99,7 @@ digamma = stepwise(
 
 lgamma = stepwise(
     "lgamma",
-    _reflected(_log_gamma, lambda x, y: math.log(math.pi) - np.log(np.abs(np.sin(np.pi * x))) - y),
+    _reflection(_log_gamma, lambda x, y: math.log(math.pi) - np.log(np.abs(np.sin(np.pi * x))) - y),
     lambda b, x, y, grad: b.emit(multiply, grad, b.emit(digamma, x)),
     flops=40,
     example=positive,

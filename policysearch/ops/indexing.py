@@ -100,7 +100,7 @@ slice_put = Op(
 """The first input with the second where the slice is, as of `slice`."""
 
 
-def _joined(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
+def _joined_shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
     if len(inputs) > MOST_PARTS:
         raise InputError(f"concatenate: {len(inputs)} tensors; expected at most {MOST_PARTS}")
     axis = attrs["axis"] % len(inputs[0])
@@ -125,7 +125,7 @@ _PARTS: tuple[GradientRule, ...] = tuple(
 
 concatenate = Op(
     "concatenate",
-    _joined,
+    _joined_shape,
     lambda inputs, attrs: np.concatenate(inputs, attrs["axis"]),
     gradients=_PARTS,
     flops=lambda inputs, out, attrs: 0,

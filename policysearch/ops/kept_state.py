@@ -84,12 +84,12 @@ state_values = Op(
 """What codes stand for: times the scale of their `block`."""
 
 
-def _gathered(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+def _gathered_loss(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     lost, new, old = inputs
     return lost + (new - old)
 
 
-def _stepped(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+def _stepped_value(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     old, gathered = inputs
     return old + gathered
 
@@ -99,9 +99,9 @@ def _lost(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     return gathered + (old - new)
 
 
-kahan_sum = update_op("kahan_sum", _gathered, 2)
+kahan_sum = update_op("kahan_sum", _gathered_loss, 2)
 """(lost, new, old): what was lost before and this update, new - old."""
-kahan_step = update_op("kahan_step", _stepped, 1)
+kahan_step = update_op("kahan_step", _stepped_value, 1)
 """(old, gathered): the parameter moved by all of it, rounded where it is stored."""
 kahan_lost = update_op("kahan_lost", _lost, 2)
 """(gathered, old, new): what the rounding of the new parameter has lost."""
@@ -111,7 +111,7 @@ INTEGERS = np.float32(2**23)
 """From here on float32's numbers are the integers, and its mantissa counts them."""
 
 
-def _joined(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+def _joined_halves(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     kept, remainder = inputs
     low = (remainder + INTEGERS).view(np.int32) & HALF
     # of a low half from 0x8000 on the kept half was rounded up
@@ -132,7 +132,7 @@ def _example_of_halves(rng: np.random.Generator) -> Example:
 joined_halves = Op(
     "joined_halves",
     same_shape,
-    _joined,
+    _joined_halves,
     flops=lambda inputs, out, attrs: 3 * size(out),
     example=_example_of_halves,
     placement="fp32",

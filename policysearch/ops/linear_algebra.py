@@ -50,7 +50,7 @@ def regular(rng: np.random.Generator, *others: Any) -> Example:
     return Example((matrix.astype(np.float32), *others))
 
 
-def _solved(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+def _solution(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     matrix = wide(inputs[0])
     matrix = turned(matrix) if attrs.get("transposed") else matrix
     return or_nan(np.linalg.solve, matrix, wide(inputs[1])).astype(np.float32)
@@ -81,7 +81,7 @@ outer_negative = Op(
 solve: Op = Op(
     "solve",
     lambda inputs, attrs: inputs[1],
-    _solved,
+    _solution,
     gradients=(_by_matrix, _by_right),
     flops=_cubic,
     example=lambda rng: regular(rng, rng.standard_normal((2, 3, 2)).astype(np.float32)),

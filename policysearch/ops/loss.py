@@ -93,7 +93,7 @@ IGNORED = -100
 """The target that torch leaves out unless told otherwise."""
 
 
-def _counted(
+def _counted_rows(
     targets: FloatArray, attrs: Attrs
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], np.float32]:
     """Return the rows that count, the class of each, and how much each counts: alike, in all 1."""
@@ -105,7 +105,7 @@ def _counted(
 
 def _token_cross_entropy(inputs: Sequence[FloatArray], attrs: Attrs) -> np.float32:
     logits, targets = inputs
-    rows, classes, share = _counted(targets, attrs)
+    rows, classes, share = _counted_rows(targets, attrs)
     log_p, smoothing = log_softmax(logits), np.float32(attrs.get("label_smoothing", 0.0))
     total = np.add.reduce(log_p[rows, classes])
     if smoothing:
@@ -117,7 +117,7 @@ def _token_cross_entropy(inputs: Sequence[FloatArray], attrs: Attrs) -> np.float
 
 def _token_cross_entropy_grad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     grad, logits, targets = inputs
-    rows, classes, share = _counted(targets, attrs)
+    rows, classes, share = _counted_rows(targets, attrs)
     smoothing = np.float32(attrs.get("label_smoothing", 0.0))
     slope = np.exp(log_softmax(logits)) - smoothing / np.float32(logits.shape[1])
     slope[rows, classes] -= np.float32(1.0) - smoothing

@@ -45,7 +45,7 @@ def _masked_fill(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     return np.where(filled, np.float32(attrs["value"]), x)
 
 
-def _zeroed(b: Builder, grad: int, mask: int, *, outside: bool) -> int:
+def _masked_gradient(b: Builder, grad: int, mask: int, *, outside: bool) -> int:
     return b.emit(masked_fill, grad, mask, attrs={"value": 0.0, "outside": outside})
 
 
@@ -54,7 +54,7 @@ masked_fill: Op = Op(
     same_shape,
     _masked_fill,
     gradients=(
-        lambda b, node, grad: _zeroed(
+        lambda b, node, grad: _masked_gradient(
             b, grad, node.inputs[1], outside=bool(node.attributes.get("outside"))
         ),
         None,
@@ -79,8 +79,12 @@ where = Op(
     _where,
     gradients=(
         None,
-        gradient_of(1, lambda b, node, grad: _zeroed(b, grad, node.inputs[0], outside=True)),
-        gradient_of(2, lambda b, node, grad: _zeroed(b, grad, node.inputs[0], outside=False)),
+        gradient_of(
+            1, lambda b, node, grad: _masked_gradient(b, grad, node.inputs[0], outside=True)
+        ),
+        gradient_of(
+            2, lambda b, node, grad: _masked_gradient(b, grad, node.inputs[0], outside=False)
+        ),
     ),
     example=lambda rng: Example(
         (_mask(rng, 3, 1), *rng.standard_normal((2, 3, 5)).astype(np.float32))

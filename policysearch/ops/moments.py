@@ -42,7 +42,7 @@ def _moment(
     )
 
 
-def _restored(b: Builder, node: Node, i: int) -> int:
+def _value_with_axes(b: Builder, node: Node, i: int) -> int:
     """Return value `i` of the result's shape, with extent 1 where it was summed over."""
     x = b.shape(node.inputs[0])
     shape = kept(x, axes_of(x, node.attributes))
@@ -60,7 +60,7 @@ def _by_variance(b: Builder, node: Node, grad: int) -> int:
     divisor = count_of(shape, attrs) - attrs.get("correction", 1)
     axes = {"axes": axes_of(shape, attrs), "keepdim": True}
     centred = b.emit(subtract, x, b.emit(mean, x, attrs=axes))
-    scaled = b.emit(scale, _restored(b, node, grad), attrs={"factor": 2.0 / divisor})
+    scaled = b.emit(scale, _value_with_axes(b, node, grad), attrs={"factor": 2.0 / divisor})
     return b.emit(multiply, scaled, centred)
 
 
@@ -137,7 +137,7 @@ quotient_or_zero = Op(
 
 def _by_norm(b: Builder, node: Node, grad: int) -> int:
     """grad * slope; for any other ord sign(x) |x|^(ord - 1) * (grad / y^(ord - 1))."""
-    x, y, grad = node.inputs[0], _restored(b, node, node.id), _restored(b, node, grad)
+    x, y, grad = node.inputs[0], _value_with_axes(b, node, node.id), _value_with_axes(b, node, grad)
     ord = node.attributes.get("ord", 2)
     if ord not in (0, 1, 2) and not math.isinf(ord):
         power = b.emit(pow_constant, y, attrs={"exponent": ord - 1.0})

@@ -23,7 +23,7 @@ NAMES: Mapping[str, Literal["reflect", "edge"]] = MappingProxyType(
 """Modes of torch, and what numpy calls them."""
 
 
-def _padded(extent: int, width: tuple[int, int], mode: str) -> Taps:
+def _padding_taps(extent: int, width: tuple[int, int], mode: str) -> Taps:
     """Return where values come from that stand `width` before and behind; negative ones crop.
 
     Around comes, as in torch, what a crop leaves.
@@ -39,7 +39,7 @@ def _padded(extent: int, width: tuple[int, int], mode: str) -> Taps:
 
 def _taps(image: Shape, attrs: Attrs) -> dict[int, Taps]:
     return {
-        axis: _padded(image[axis], width, attrs["mode"])
+        axis: _padding_taps(image[axis], width, attrs["mode"])
         for axis, width in enumerate(attrs["widths"])
         if any(width)
     }
@@ -60,11 +60,13 @@ def _added_back(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray | np.f
     taps, rounded = _taps(shape, attrs), inner_arithmetic(attrs[INNER_FORMAT], attrs)
     around = attrs["mode"] == "circular"
     for axes in [(axis,) for axis in taps] if around else [tuple(taps)]:
-        total = _summed(total, shape, {axis: taps[axis].places[:, 0] for axis in axes}, rounded)
+        total = _summed_gradient(
+            total, shape, {axis: taps[axis].places[:, 0] for axis in axes}, rounded
+        )
     return total
 
 
-def _summed(
+def _summed_gradient(
     grad: FloatArray,
     shape: Shape,
     places: Mapping[int, NDArray[np.intp]],

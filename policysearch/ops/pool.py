@@ -13,7 +13,7 @@ from policysearch.ops.conv_geometry import many
 from policysearch.ops.pool_geometry import pool_of
 
 
-def _pooled(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
+def _pooled_shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
     return (*inputs[0][:2], *pool_of(inputs[0], attrs).out)
 
 
@@ -65,7 +65,7 @@ def _distinct(rng: np.random.Generator) -> Example:
 
 max_pool = Op(
     "max_pool",
-    _pooled,
+    _pooled_shape,
     _max,
     gradients=(_emit_max_grad,),
     flops=lambda inputs, out, attrs: _places_read(attrs, out),
@@ -106,7 +106,7 @@ average_pool_grad = Op(
 )
 average_pool = Op(
     "average_pool",
-    _pooled,
+    _pooled_shape,
     _average,
     gradients=(_emit_average_grad,),
     flops=lambda inputs, out, attrs: _places_read(attrs, out),
@@ -138,7 +138,7 @@ def _max_places(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 
 max_pool_places = Op(
     "max_pool_places",
-    _pooled,
+    _pooled_shape,
     _max_places,
     flops=lambda inputs, out, attrs: _places_read(attrs, out),
     example=_distinct,

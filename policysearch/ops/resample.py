@@ -62,7 +62,7 @@ def _sources(extent: int, count: int, attrs: Attrs, scale: float | None) -> Floa
     return (numbers + half) * ratio - (half if attrs["method"] != "nearest-exact" else 0)
 
 
-def _interpolated(extent: int, count: int, attrs: Attrs, scale: float | None) -> Taps:
+def _interpolation(extent: int, count: int, attrs: Attrs, scale: float | None) -> Taps:
     where = _sources(extent, count, attrs, scale)
     if attrs["method"].startswith("nearest"):
         return Taps(np.minimum(where.astype(np.intp), extent - 1)[:, np.newaxis])
@@ -92,7 +92,7 @@ def windows_of(extent: int, count: int) -> list[range]:
     return [range(i * extent // count, -(-(i + 1) * extent // count)) for i in range(count)]
 
 
-def _averaged(extent: int, count: int) -> Taps:
+def _average_taps(extent: int, count: int) -> Taps:
     windows = windows_of(extent, count)
     longest = max(len(window) for window in windows)
     places = [[min(w[0] + i, w[-1]) for i in range(longest)] for w in windows]
@@ -104,10 +104,10 @@ def _taps(image: Shape, attrs: Attrs) -> dict[int, Taps]:
     sizes = attrs["sizes"]
     axes = range(len(image) - len(sizes), len(image))
     if "method" not in attrs:
-        return {a: _averaged(image[a], count) for a, count in zip(axes, sizes, strict=True)}
+        return {a: _average_taps(image[a], count) for a, count in zip(axes, sizes, strict=True)}
     scales = attrs.get("scales") or (None,) * len(sizes)
     return {
-        axis: _interpolated(image[axis], count, attrs, scale)
+        axis: _interpolation(image[axis], count, attrs, scale)
         for axis, count, scale in zip(axes, sizes, scales, strict=True)
     }
 
@@ -150,7 +150,7 @@ def _gradient(b: Builder, node: Node, grad: int) -> int:
     return b.emit(resample_grad, grad, attrs=attrs)
 
 
-def _resized(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
+def _resized_shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
     return (*inputs[0][: -len(attrs["sizes"])], *attrs["sizes"])
 
 
@@ -160,7 +160,7 @@ def _image(rng: np.random.Generator) -> FloatArray:
 
 interpolate = Op(
     "interpolate",
-    _resized,
+    _resized_shape,
     _forward,
     gradients=(_gradient,),
     flops=lambda inputs, out, attrs: 4 * size(out),
@@ -176,7 +176,7 @@ the first and the last value stay.
 
 adaptive_average = Op(
     "adaptive_average",
-    _resized,
+    _resized_shape,
     _forward,
     gradients=(_gradient,),
     flops=lambda inputs, out, attrs: size(inputs[0]) + size(out),

@@ -18,7 +18,7 @@ def _ranked_shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
     return (*inputs[0][:axis], count, *inputs[0][axis + 1 :])
 
 
-def _ranked(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+def _ranked_places(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     (x,) = inputs
     axis, descending = attrs["axis"], attrs.get("descending")
     if descending and attrs.get("count") == 1 and not attrs.get("first"):
@@ -35,7 +35,7 @@ def _ranked(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 ranked = Op(
     "ranked",
     _ranked_shape,
-    _ranked,
+    _ranked_places,
     example=lambda rng: Example(
         (rng.standard_normal((3, 7, 2)).astype(np.float32),),
         {"axis": 1, "descending": True, "count": 3},
@@ -82,7 +82,7 @@ one_hot = Op(
 """Rows [..., classes] of zeros with a one at each number."""
 
 
-def _counted(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+def _counted_places(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     numbers: FloatArray = np.arange(*attrs["range"]).astype(np.float32)
     return inputs[0] + numbers
 
@@ -90,7 +90,7 @@ def _counted(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 arange = Op(
     "arange",
     lambda inputs, attrs: (len(range(*attrs["range"])),),
-    _counted,
+    _counted_places,
     flops=lambda inputs, out, attrs: 0,
     example=lambda rng: Example((np.zeros((), np.float32),), {"range": (3, 10, 2)}),
     pointwise=False,

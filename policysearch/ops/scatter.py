@@ -54,7 +54,7 @@ def _values_gradient(b: Builder, node: Node, grad: int) -> int:
     return there if b.shape(there) == shape else b.emit(sum_to, there, attrs={"shape": shape})
 
 
-def _cleared(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+def _cleared_values(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     x, *numbers = inputs
     result = x.copy()
     result[places_of(x.shape, numbers, attrs)] = 0.0
@@ -64,7 +64,7 @@ def _cleared(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 cleared = Op(
     "index_cleared",
     lambda inputs, attrs: inputs[0],
-    _cleared,
+    _cleared_values,
     flops=lambda inputs, out, attrs: 0,
     keeps_format=True,
     pinned=NUMBERS,

@@ -10,7 +10,7 @@ from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
 from policysearch.ops.builder import Builder
 
 
-def _reshaped(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
+def _new_shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
     shape = tuple(attrs["shape"])
     if -1 in shape:
         rest = -size(shape)
@@ -24,7 +24,7 @@ def _reshape_gradient(b: Builder, node: Node, grad: int) -> int:
 
 reshape = Op(
     "reshape",
-    _reshaped,
+    _new_shape,
     lambda inputs, attrs: inputs[0].reshape(attrs["shape"]),
     gradients=(_reshape_gradient,),
     flops=lambda inputs, out, attrs: 0,
@@ -43,7 +43,7 @@ def permuted(x: Shape, attrs: Attrs) -> Shape:
     return tuple(split[axis] for axis in attrs["axes"])
 
 
-def _transposed(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
+def _transposed_shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
     return tuple(attrs.get("shape", permuted(inputs[0], attrs)))
 
 
@@ -62,7 +62,7 @@ def _transpose_gradient(b: Builder, node: Node, grad: int) -> int:
 
 transpose = Op(
     "transpose",
-    _transposed,
+    _transposed_shape,
     _transpose,
     gradients=(_transpose_gradient,),
     flops=lambda inputs, out, attrs: 0,

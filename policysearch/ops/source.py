@@ -10,16 +10,16 @@ from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape
 from policysearch.ops.builder import Builder
 
 
-def _declared(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
+def _declared_shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
     return tuple(attrs["shape"])
 
 
-def _fed(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+def _fed_value(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     raise AssertionError("a source is fed, not computed")
 
 
 def _source(name: str) -> Op:
-    return Op(name, _declared, _fed, flops=lambda i, o, a: 0, kind="source")
+    return Op(name, _declared_shape, _fed_value, flops=lambda i, o, a: 0, kind="source")
 
 
 def own(name: str) -> str:

@@ -24,7 +24,7 @@ def _seen(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     return flat[_places(attrs).reshape(-1)].reshape(tuple(attrs["shape"]))
 
 
-def _summed(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+def _strided_sums(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     total = np.zeros(size(attrs["of"]), np.float32, like=inputs[0])
     np.add.at(total, _places(attrs).reshape(-1), inputs[0].reshape(-1))
     return total.reshape(tuple(attrs["of"]))
@@ -37,7 +37,7 @@ def _shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
 strided_grad: Op = Op(
     "as_strided_grad",
     lambda inputs, attrs: tuple(attrs["of"]),
-    _summed,
+    _strided_sums,
     flops=lambda inputs, out, attrs: size(inputs[0]),
     kind="reduce",
 )

@@ -108,7 +108,7 @@ atanh = stepwise(
 )
 
 
-def _turning(place: int, sign: float) -> GradientRule:
+def _angle_gradient(place: int, sign: float) -> GradientRule:
     """Return the gradient rule of `atan2` by one of its inputs: grad * other * 1/(y^2 + x^2)."""
 
     def rule(b: Builder, node: Node, grad: int) -> int:
@@ -125,7 +125,7 @@ atan2 = Op(
     "atan2",
     broadcast,
     ufunc(np.arctan2),
-    gradients=(_turning(0, 1.0), _turning(1, -1.0)),
+    gradients=(_angle_gradient(0, 1.0), _angle_gradient(1, -1.0)),
     flops=lambda inputs, out, attrs: 20 * size(out),
     example=lambda rng: Example(tuple(x for _ in range(2) for x in _positive(rng).inputs)),
 )

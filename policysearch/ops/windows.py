@@ -24,7 +24,7 @@ def image_of(pool: Pool, columns: FloatArray) -> FloatArray:
     return pool.interior(border)
 
 
-def _unfolded(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
+def _unfolded_shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
     pool = pool_of(inputs[0], attrs)
     batch, channels, *_ = inputs[0]
     return (batch, channels * size(pool.window), size(pool.out))
@@ -33,7 +33,7 @@ def _unfolded(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
 def _unfold(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     (image,) = inputs
     columns = columns_of(pool_of(image.shape, attrs), image)
-    return columns.reshape(_unfolded([image.shape], attrs))
+    return columns.reshape(_unfolded_shape([image.shape], attrs))
 
 
 def _fold(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
@@ -47,7 +47,7 @@ def _by_unfold(b: Builder, node: Node, grad: int) -> int:
 
 unfold: Op = Op(
     "unfold",
-    _unfolded,
+    _unfolded_shape,
     _unfold,
     gradients=(_by_unfold,),
     flops=lambda inputs, out, attrs: 0,

@@ -110,7 +110,7 @@ def _rate(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     return own
 
 
-def _reducing(name: str, forward: Any) -> Op:
+def _reduction_op(name: str, forward: Any) -> Op:
     return Op(
         name,
         _along,
@@ -133,9 +133,9 @@ def _like(place: int, name: str, forward: Any, flops: int) -> Op:
 
 adafactor_length = replace(tensor_norm, name="adafactor_length")
 """The Euclidean norm of one tensor."""
-mean_square = _reducing("mean_square", _mean_square)
+mean_square = _reduction_op("mean_square", _mean_square)
 """The mean of `count` squares along `axis`, kept as an axis of one."""
-norm_along = _reducing("norm_along", _norm_along)
+norm_along = _reduction_op("norm_along", _norm_along)
 """The Euclidean norm along `axis`, kept as an axis of one."""
 squared = update_op("squared", lambda inputs, attrs: inputs[0] * inputs[0], 1)
 """x^2."""
@@ -189,16 +189,16 @@ def _emit_matrix(b: Builder, optimizer: Optimizer, at: Place) -> tuple[tuple[int
     )
     attrs = {"epsilon": EPSILON}
     direction = b.emit(adafactor_direction, rows, columns, at.grad, attrs=attrs)
-    return (rows, columns), _moved(b, at, direction)
+    return (rows, columns), _moved_parameter(b, at, direction)
 
 
 def _emit_vector(b: Builder, optimizer: Optimizer, at: Place) -> tuple[tuple[int, ...], int]:
     variance = b.emit(adafactor_variance, at.states[0], at.grad, at.step)
     direction = b.emit(over_root, variance, at.grad, attrs={"epsilon": EPSILON})
-    return (variance,), _moved(b, at, direction)
+    return (variance,), _moved_parameter(b, at, direction)
 
 
-def _moved(b: Builder, at: Place, direction: int) -> int:
+def _moved_parameter(b: Builder, at: Place, direction: int) -> int:
     length, reach = (b.emit(adafactor_length, tensor) for tensor in (at.parameter, direction))
     elements = {"elements": size(b.shape(at.parameter))}
     own = b.emit(adafactor_rate, length, reach, at.rate, at.step, attrs=elements)

@@ -68,7 +68,7 @@ class Average:
             if parameter.op.name != "parameter":
                 continue
             at = len(nodes)
-            nodes += [self._kept(parameter, at), self._moved(step, moved, at, attrs)]
+            nodes += [self._kept(parameter, at), self._average_node(step, moved, at, attrs)]
             updates.append((at, at + 1))
         return replace(step, nodes=tuple(nodes), updates=tuple(updates))
 
@@ -76,7 +76,7 @@ class Average:
         name, shape = parameter.name + AVERAGE, (("shape", parameter.shape),)
         return replace(parameter, id=at, op=state, name=name, attrs=shape, format=self.storage)
 
-    def _moved(
+    def _average_node(
         self, step: Graph, moved: Node, at: int, attrs: tuple[tuple[str, float], ...]
     ) -> Node:
         (count,) = (node.id for node in step.nodes if node.name == STEP_NUMBER)

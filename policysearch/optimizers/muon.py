@@ -54,7 +54,7 @@ def _ahead(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     return buffer - (buffer - grad) * (np.float32(1.0) - weight)
 
 
-def _normed(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+def _normed_direction(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     low = format_named("bfloat16")
     x = quantise(inputs[0], low)
     flat = x.ravel(order="K")
@@ -87,7 +87,7 @@ def _step(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 
 muon_ahead = update_op("muon_ahead", _ahead, 3)
 """grad + momentum * (buffer - grad): the direction of Nesterov's momentum."""
-muon_normed = update_op("muon_normed", _normed, 4)
+muon_normed = update_op("muon_normed", _normed_direction, 4)
 """The matrix in bfloat16 over its Euclidean norm."""
 muon_product = Op(
     "muon_product",
@@ -160,16 +160,16 @@ def _plain(
 ) -> tuple[tuple[Array, ...], Array]:
     buffer = optimizer.momentum * states[0] + (1.0 - optimizer.momentum) * grad
     ahead = optimizer.momentum * buffer + (1.0 - optimizer.momentum) * grad
-    x = _rounded(ahead if optimizer.nesterov else buffer)
-    x = _rounded(x / _rounded(np.array(np.linalg.norm(x))))
+    x = _bfloat16_values(ahead if optimizer.nesterov else buffer)
+    x = _bfloat16_values(x / _bfloat16_values(np.array(np.linalg.norm(x))))
     for _ in range(STEPS):
-        gram = _rounded(x @ x.T)
-        x = _rounded(A * x + _rounded(B * gram + C * gram @ gram) @ x)
+        gram = _bfloat16_values(x @ x.T)
+        x = _bfloat16_values(A * x + _bfloat16_values(B * gram + C * gram @ gram) @ x)
     adjusted = rate * math.sqrt(max(1.0, parameter.shape[0] / parameter.shape[1]))
     return (buffer,), parameter * (1.0 - rate * optimizer.weight_decay) - adjusted * x
 
 
-def _rounded(x: Array) -> Array:
+def _bfloat16_values(x: Array) -> Array:
     """Without it what rounding leaves of directions without a gradient is another."""
     return quantise(x.astype(np.float32), format_named("bfloat16")).astype(np.float64)
 

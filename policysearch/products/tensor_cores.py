@@ -125,9 +125,9 @@ class TensorCore:
         total = np.trunc(running / unit)
         for term, _ in terms:
             total += np.trunc(term / unit)
-        return np.where(np.isfinite(plain), self._rounded(total * unit), plain)
+        return np.where(np.isfinite(plain), self._rounded_sums(total * unit), plain)
 
-    def _rounded(self, total: DoubleArray) -> DoubleArray:
+    def _rounded_sums(self, total: DoubleArray) -> DoubleArray:
         """Return the exact sums on the result's format; zeros are positive."""
         exponent = np.maximum(_exponents(total, self.result.min_exponent), self.result.min_exponent)
         quantum = np.ldexp(1.0, exponent - self.result.mantissa_bits)

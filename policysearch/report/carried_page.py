@@ -15,7 +15,7 @@ def carried_page(carried: Carried) -> str:
 
     A gap in the large net stands only where it was trained there.
     """
-    blocks = [[f"verdict: {carried.verdict}", *_confirmed(carried), *_kinds(carried)]]
+    blocks = [[f"verdict: {carried.verdict}", *_fastest_words(carried), *_kinds(carried)]]
     if carried.moved:
         blocks.append(aligned([HEADER, *(_row(each) for each in carried.moved)]))
         unit = carried.small.unit
@@ -28,7 +28,7 @@ def carried_page(carried: Carried) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def _confirmed(carried: Carried) -> Iterator[str]:
+def _fastest_words(carried: Carried) -> Iterator[str]:
     """Say what is the fastest of what was trained there, at a gap that does not matter."""
     large = carried.large
     if large is None or carried.kind != "carries":

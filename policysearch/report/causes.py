@@ -67,14 +67,14 @@ class Changes:
         gemms = (n for n in self.graph.nodes if n.op.kind == "gemm" and n.role != "update")
         with_products = dict[str, dict[str, None]]()
         for node in gemms:
-            with_products.setdefault(self._trained(node.layer), {})[node.layer] = None
+            with_products.setdefault(self._trained_layer(node.layer), {})[node.layer] = None
         return tuple(
             self._margins(layer, tuple(with_products[layer]))
             for layer, _ in self.policy.layers
             if layer in with_products
         )
 
-    def _trained(self, layer: str) -> str:
+    def _trained_layer(self, layer: str) -> str:
         return self._objective.trained_layer(layer)
 
     def causes(self, layers: tuple[LayerMargins, ...]) -> tuple[Change, ...]:
@@ -102,7 +102,7 @@ class Changes:
         return self.price.time.step_seconds / after.time.step_seconds
 
     def _margins(self, layer: str, priced: tuple[str, ...]) -> LayerMargins:
-        kernels = [k for k in self.price.time.kernels if self._trained(k.layer) == layer]
+        kernels = [k for k in self.price.time.kernels if self._trained_layer(k.layer) == layer]
         total, format = self.price.time.kernel_seconds, self.policy.layer(layer).compute
         return LayerMargins(
             layer,
@@ -134,7 +134,9 @@ class Changes:
 
     def _others(self) -> Iterator[Change]:
         layers = dict(self.policy.layers)  # the loss is in none: it stays float32
-        used = {node.source for node in self.graph.nodes if self._trained(node.layer) in layers}
+        used = {
+            node.source for node in self.graph.nodes if self._trained_layer(node.layer) in layers
+        }
         for op in sorted(used.intersection(self.policy.fp32_ops)):
             lists = {
                 "fp32_ops": tuple(name for name in self.policy.fp32_ops if name != op),

@@ -62,11 +62,13 @@ def operand_table(graph: Graph) -> list[str]:
     for layer, rows in by_layer.items():
         alike.setdefault(tuple(dict.fromkeys(rows)), []).append(layer)
     head = tuple(field.name for field in fields(OperandRow))
-    table = [astuple(replace(row, layers=_named(n))) for rows, n in alike.items() for row in rows]
+    table = [
+        astuple(replace(row, layers=_layer_names(n))) for rows, n in alike.items() for row in rows
+    ]
     return aligned([head, *table]) if table else []
 
 
-def _named(layers: list[str]) -> str:
+def _layer_names(layers: list[str]) -> str:
     more = len(layers) - MOST_NAMED
     return ", ".join(layers[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 

@@ -75,7 +75,7 @@ class Bar:
         if now - self._front_at >= FRONT_SECONDS or trained == self._total:
             self._front_at = now
             beside = [self._beside()] if self._beside else []
-            bar.set_postfix_str(", ".join([*beside, _standing(results())]), refresh=False)
+            bar.set_postfix_str(", ".join([*beside, _state_words(results())]), refresh=False)
         self._show(bar, trained)
 
     def tell(self, what: str) -> None:
@@ -134,7 +134,7 @@ def told(
             yield bar
 
 
-def _standing(results: Results) -> str:
+def _state_words(results: Results) -> str:
     diverged = sum(trial.diverged for trial in results.trials)
     words = [f"{diverged} diverged"] * bool(diverged) + [f"{len(results.failed)} failed"] * bool(
         results.failed

@@ -74,7 +74,7 @@ def runs_in(graph: Graph) -> dict[str, RunsIn]:
             own.append((row.product == "fprop", row.format))
     found, readers = {}, graph.readers()
     kept = {node.layer for node in graph.nodes if node.op.name == "parameter"}
-    for name, nodes in _computed(graph).items():
+    for name, nodes in _nodes_by_layer(graph).items():
         pairs = products.get(name or "-") or _results(name, nodes, readers)
         forward, backward = (_once(f for first, f in pairs if first is w) for w in (True, False))
         ops = _once(node.source for node in nodes if node.role == "fprop")
@@ -86,7 +86,7 @@ def _once(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _computed(graph: Graph) -> dict[str, list[Node]]:
+def _nodes_by_layer(graph: Graph) -> dict[str, list[Node]]:
     """Return by layer what is computed there, forward and backward, casts left out."""
     found: dict[str, list[Node]] = {}
     for node in graph.nodes:

@@ -94,7 +94,7 @@ def search_lines(results: Results) -> list[str]:
     lines += _runs(results.fidelity) if results.fidelity else []
     lines += _seeds(results)
     lines += as_expected(results)
-    lines += _untrained(results)
+    lines += _untrained_policies(results)
     added = None if results.cannot_rank else gain_over_start(results)
     if added is None:
         return lines
@@ -111,7 +111,7 @@ def search_lines(results: Results) -> list[str]:
     return lines
 
 
-def _untrained(results: Results) -> list[str]:
+def _untrained_policies(results: Results) -> list[str]:
     """Return which policies of the ladder were left out, and what of the space no policy had."""
     lines = []
     if results.left:
@@ -120,7 +120,7 @@ def _untrained(results: Results) -> list[str]:
         lines.append(f"uniform policies not trained{why}: {names}")
     # float32 is what all are compared with
     others = [name for name in results.spec.space.formats if name != "float32"]
-    missed = [name for name in others if not _trained(results, name)]
+    missed = [name for name in others if not _is_trained(results, name)]
     if missed and results.trials:
         lines.append(
             f"offered by the study, and in no policy that was trained: {', '.join(missed)}"
@@ -128,7 +128,7 @@ def _untrained(results: Results) -> list[str]:
     return lines
 
 
-def _trained(results: Results, name: str) -> bool:
+def _is_trained(results: Results, name: str) -> bool:
     """Return whether a layer of some policy has products in this format, from texts as they are.
 
     Reading thousands of deep policies to their last field would take minutes.
@@ -174,10 +174,10 @@ def warnings(results: Results) -> list[str]:
     """
     mixed = [f"warning: results of both sides of a change: {c}" for c in results.mixed]
     rivals = [f"warning: {line}" for line in against(results)]
-    return mixed + rivals + _clipped(results)
+    return mixed + rivals + _clip_warnings(results)
 
 
-def _clipped(results: Results) -> list[str]:
+def _clip_warnings(results: Results) -> list[str]:
     return [f"warning: trial {t.number}: {t.clipped}" for t in results.trials if t.clipped]
 
 
@@ -243,7 +243,7 @@ def confirmed_table(results: Results) -> str:
     why = dict(results.unconfirmed)
     missing = [t for t in results.trials if t.digest in why]
     blocks += [[f"trial {t.number} not confirmed: {why[t.digest]}" for t in missing]]
-    blocks += [_clipped(results)]
+    blocks += [_clip_warnings(results)]
     pages = "\n\n".join("\n".join(block) for block in blocks if block)
     return f"verdict: {results.verdict}\n\n{pages or 'nothing confirmed yet'}"
 

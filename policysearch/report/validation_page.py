@@ -43,7 +43,7 @@ def validation_page(found: Validation) -> str:
     lines += [*doubts, *([""] if doubts else [])]
     lines += [*_constants(found), "", *_anchors(found)]
     for crossed in found.crossed:
-        lines += _crossed(crossed)
+        lines += _group_lines(crossed)
     if not found.judged:
         return "\n".join([*lines, "no row could be built"])
     families = dict.fromkeys(row.setting.network.family for row in found.judged)
@@ -132,7 +132,7 @@ def _constants(found: Validation) -> Iterable[str]:
     return lines
 
 
-def _crossed(found: Crossed) -> Iterable[str]:
+def _group_lines(found: Crossed) -> Iterable[str]:
     """Return a line for each group that was held out, and one for all."""
     yield f"the package's rows, {found.what} held out:"
     for name, errors in found.summaries.items():

@@ -284,10 +284,10 @@ class Casting:
 
 def widest(names: Iterable[str]) -> str:
     """Return the name of the narrowest format that holds all values of these."""
-    return _joined(frozenset(names))
+    return _joint_format(frozenset(names))
 
 
 @lru_cache(maxsize=1024)
-def _joined(names: frozenset[str]) -> str:
+def _joint_format(names: frozenset[str]) -> str:
     formats = {format_named(name) for name in names}
     return join(formats).name if len(formats) > 1 else formats.pop().name

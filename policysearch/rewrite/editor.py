@@ -130,7 +130,7 @@ class Editor:
         """Copy the nodes between a source and `value`, its next one; return the copy of that."""
         copies = {source: copied}
         # only what depends on the source is copied: the gradient that moves it is shared
-        for node in [self.nodes[i] for i in sorted(self._needed({value}))]:
+        for node in [self.nodes[i] for i in sorted(self._needed_nodes({value}))]:
             if node.id != source and any(i in copies for i in self.inputs(node)):
                 copies[node.id] = self.copy(node, [copies.get(i, i) for i in self.inputs(node)])
         return copies.get(value, value)
@@ -183,9 +183,9 @@ class Editor:
         """
         # a gradient node names the forward node it belongs to: where that is gone, its replacement
         roots = set(self.outputs.values()) | {i for pair in self.updates for i in pair}
-        needed = self._needed(roots)
+        needed = self._needed_nodes(roots)
         sources = {node.id for node in self.nodes if node.op.kind == "source"}
-        ordered = self._ordered(needed | sources)
+        ordered = self._ordered_nodes(needed | sources)
         moved = [
             node
             if node.of in needed
@@ -209,7 +209,7 @@ class Editor:
         self._order.append((self._order[at.id][0], len(self.nodes)))
         return node.id
 
-    def _needed(self, wanted: set[int]) -> set[int]:
+    def _needed_nodes(self, wanted: set[int]) -> set[int]:
         needed, waiting = set(wanted), list(wanted)
         while waiting:
             fresh = set(self.nodes[waiting.pop()].inputs) - needed
@@ -217,7 +217,7 @@ class Editor:
             waiting += fresh
         return needed
 
-    def _ordered(self, wanted: set[int]) -> list[Node]:
+    def _ordered_nodes(self, wanted: set[int]) -> list[Node]:
         """Return the wanted nodes, inputs first and otherwise in the order they were in."""
         # A topological sort (A. B. Kahn, CACM 5(11), 1962) whose ready nodes wait in a heap by the
         # place they had: what a rule did not touch keeps its order, and with it its numbers, and a

@@ -253,18 +253,18 @@ def placed_rules(
             raise InputError(f"{where}: the name is there twice; expected each name once")
         layers: tuple[tuple[str, Formats | None], ...]
         if rule.function:
-            layers = _called(where, load(f"{where}.function", rule.function), graph, model)
+            layers = _formats_by_call(where, load(f"{where}.function", rule.function), graph, model)
         elif rule.ops:
             layers = ()
         else:
-            layers = tuple((layer, None) for layer in _matched(where, rule, graph, model))
+            layers = tuple((layer, None) for layer in _matched_layers(where, rule, graph, model))
         if not (layers or rule.optional or _runs(rule, graph)):
             raise InputError(f"{where}: {_no_match(rule, graph, model)}")
         placed.append(PlacedRule(name, rule, layers))
     return tuple(placed)
 
 
-def _matched(where: str, rule: FormatRule, graph: Graph, model: Model) -> tuple[str, ...]:
+def _matched_layers(where: str, rule: FormatRule, graph: Graph, model: Model) -> tuple[str, ...]:
     try:
         return rule.match.layers(graph, model)
     except InputError as error:  # blocks beyond the net
@@ -287,7 +287,7 @@ def _no_match(rule: FormatRule, graph: Graph, model: Model) -> str:
     return f"match {said} fits no layer; expected {valid}{hint}"
 
 
-def _called(
+def _formats_by_call(
     where: str, function: object, graph: Graph, model: Model
 ) -> tuple[tuple[str, Formats | None], ...]:
     if not isinstance(function, LayerFunction):

@@ -102,20 +102,20 @@ class _Keeping:
             self.read[i] = read
         return self.read[i]
 
-    def _blocked(self, node: Node) -> bool:
+    def _is_blocked(self, node: Node) -> bool:
         narrow = node.op.name == "state" and format_named(node.format).bits < 16
         return bool(self.policy.state_block) and narrow and _is_moment(node, self.graph)
 
-    def _compensated(self, node: Node) -> bool:
+    def _is_compensated(self, node: Node) -> bool:
         if node.op.name != "parameter" or node.id not in self.old_of.values():
             return False
         kahan = self.policy.compensation == "kahan" and node.format != "float32"
         return kahan or (self.policy.compensation == "remainder" and node.format == HALVED)
 
     def _source(self, node: Node) -> None:
-        if not self._blocked(node):
+        if not self._is_blocked(node):
             self.new[node.id] = self.b.copy(node, ())
-            if self._compensated(node):
+            if self._is_compensated(node):
                 kahan = self.policy.compensation == "kahan"
                 suffix, stored = (LOST, node.format) if kahan else (REMAINDER, UINT16.name)
                 self.beside[node.id] = self._state(node, suffix, node.shape, stored)
@@ -131,7 +131,7 @@ class _Keeping:
     def _new_value(self, node: Node) -> None:
         old = self.graph.nodes[self.old_of[node.id]]
         if old.op.name == "parameter" and old.id in self.beside:
-            move = self._moved if self.policy.compensation == "kahan" else self._halved
+            move = self._store_kahan if self.policy.compensation == "kahan" else self._store_halves
             move(node, old)
         elif self._is_kept(old.id):
             self._kept(node, old)
@@ -159,7 +159,7 @@ class _Keeping:
             codes = self.b.emit(state_codes, wide, scales, attrs=attrs, **stored)
         self.updates += [(self.new[old.id], codes), (self.beside[old.id], scales)]
 
-    def _moved(self, node: Node, old: Node) -> None:
+    def _store_kahan(self, node: Node, old: Node) -> None:
         wide, before, lost = self._wide(node), self.new[old.id], self.beside[old.id]
         stored: dict[str, Any] = {"format": old.format}
         with self._scope(old):
@@ -169,7 +169,7 @@ class _Keeping:
         self.new[node.id] = moved
         self.updates += [(before, moved), (lost, left)]
 
-    def _halved(self, node: Node, old: Node) -> None:
+    def _store_halves(self, node: Node, old: Node) -> None:
         wide = self._wide(node)
         with self._scope(old):
             kept = self.b.emit(cast, wide, format=HALVED, rounding=Rounding("nearest_away"))

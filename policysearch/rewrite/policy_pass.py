@@ -57,16 +57,16 @@ def policy_rules(policy: Policy) -> tuple[Conversion, ...]:
 
     The first that takes a node decides, so that exceptions stand before the op lists.
     """
-    unscaling = (_rule("unscaling", _unscaled, op="unscale", role="update"),)
+    unscaling = (_rule("unscaling", _unscaled_gradient, op="unscale", role="update"),)
     low, wide, promoted = policy.low_precision_ops, policy.fp32_ops, policy.promote_ops
     wide = ("scale_loss", "divide_loss", *composite.ALWAYS_FLOAT32, *wide)
     return (
         _rule("source", _source, kind="source"),
         _rule("whole numbers", _as_fed, role="input"),
-        _rule("sum over micro-batches", _accumulated, op="accumulate"),
+        _rule("sum over micro-batches", _accumulation, op="accumulate"),
         _rule("sum of gradients", _gradient_sum, op="add", role=BACKWARD),
         *(_mixed_rules(low) if policy.casts == "layer" else _move_rules(low)),
-        *_both("pinned cast", _pinned, _pinned_gradient, ("pinned_cast",)),
+        *_both("pinned cast", _pinned_op, _pinned_gradient, ("pinned_cast",)),
         *_both("format of another", _like, _pinned_gradient, ("like",)),
         *((_rule("bias", _bias, op="bias", role="fprop", source=low),) if low else ()),
         *(_attention_rules(low) if low else ()),
@@ -74,10 +74,10 @@ def policy_rules(policy: Policy) -> tuple[Conversion, ...]:
         *_both("low-precision op", _low, _low_gradient, low),
         _rule("product in float32", _wide_product, kind="gemm", source=composite.ALWAYS_FLOAT32),
         *_both("float32 op", _float32, _float32_gradient, wide),
-        *_both("promoted op", _promoted, _promoted_gradient, promoted),
+        *_both("promoted op", _promoted_op, _promoted_gradient, promoted),
         *(unscaling if policy.loss_scale.kind == "none" else ()),
         _rule("update", _update, role="update"),
-        _rule("op in no list", _refused),
+        _rule("op in no list", _refusal),
     )
 
 
@@ -95,7 +95,7 @@ def _both(
 
 
 def _mixed_rules(low: tuple[str, ...]) -> Iterator[Conversion]:
-    return _both("mixed op", _mixed, _mixed_gradient, low)
+    return _both("mixed op", _mixed_op, _mixed_gradient, low)
 
 
 def _move_rules(low: tuple[str, ...]) -> Iterator[Conversion]:
@@ -117,7 +117,7 @@ def _move_rules(low: tuple[str, ...]) -> Iterator[Conversion]:
         )
 
     def forward(at: Casting, move: Node) -> int | None:
-        return _promoted(at, move) if follows(at, move) else None
+        return _promoted_op(at, move) if follows(at, move) else None
 
     def gradient(at: Casting, op: Node) -> int | None:
         return _promoted_gradient(at, op) if follows(at, at.graph.nodes[op.of]) else None
@@ -186,7 +186,7 @@ def _wide_product(at: Casting, gemm: Node) -> int | None:
     return at.forward(gemm, new, "float32") if gemm.role == "fprop" else new
 
 
-def _pinned(at: Casting, op: Node) -> int:
+def _pinned_op(at: Casting, op: Node) -> int:
     if BACK in op.attributes:
         before = at.formats_before[op.attributes[BACK]]
         return at.forward(op, at.operand(op.inputs[0], before, op), before)
@@ -201,7 +201,7 @@ def _like(at: Casting, op: Node) -> int:
     other, x = op.inputs
     wanted = at.format(at.new[other])
     as_it_is = at.format(at.read(x, op)) == wanted
-    return at.forward(op, at.read(x, op) if as_it_is else _promoted(at, op), wanted)
+    return at.forward(op, at.read(x, op) if as_it_is else _promoted_op(at, op), wanted)
 
 
 def _pinned_gradient(at: Casting, op: Node) -> int:
@@ -209,12 +209,12 @@ def _pinned_gradient(at: Casting, op: Node) -> int:
     return at.operand(op.inputs[0], at.gradient_formats[op.of], op)
 
 
-def _promoted(at: Casting, op: Node) -> int:
+def _promoted_op(at: Casting, op: Node) -> int:
     wanted = widest(at.format(at.new[i]) for i in deciding(at.graph, op))
     return _computed_in(at, op, wanted, at.gradients_widest(deciding(at.graph, op)))
 
 
-def _mixed(at: Casting, op: Node) -> int | None:
+def _mixed_op(at: Casting, op: Node) -> int | None:
     """An op that reads another format than its layer's from inside it runs in the widest."""
     if not at.boundaries.find_mixed(op, lambda i: at.format(at.new[i])):
         return None
@@ -223,7 +223,7 @@ def _mixed(at: Casting, op: Node) -> int | None:
     return at.forward(op, new, widest(at.boundaries.arriving(op, at.gradient_formats)))
 
 
-def _accumulated(at: Casting, add: Node) -> int:
+def _accumulation(at: Casting, add: Node) -> int:
     """As torch's `.grad`: in the dtype of its parameter, unless another is asked for."""
     stored = at.policy.summed(add.layer)
     inputs = [at.cast(at.new[i], stored, add) for i in add.inputs]
@@ -276,10 +276,10 @@ def _read_again(at: Casting, op: Node, parameters: str) -> int:
     return at.emit(op, inputs, parameters if op.role == "wgrad" else flowing)
 
 
-def _unscaled(at: Casting, unscale: Node) -> int:
+def _unscaled_gradient(at: Casting, unscale: Node) -> int:
     """Without a loss scale the gradient is there already, all but reduced."""
     stored = at.updating.gradient_format(unscale.layer)
-    new = _reduced(at, unscale.inputs[0], unscale, stored)
+    new = _reduced_gradient(at, unscale.inputs[0], unscale, stored)
     at.cast(new, "float32", unscale)  # As updates read it, in its layer: checks of all have none.
     return new
 
@@ -296,7 +296,9 @@ def _update(at: Casting, update: Node) -> int:
     stored = None if source is None else at.format(at.new[source])
     rate = at.updating.rate_format(update, stored)
     inputs = [
-        at.operand(i, rate, update) if is_number(at.graph.nodes[i]) else _reduced(at, i, update)
+        at.operand(i, rate, update)
+        if is_number(at.graph.nodes[i])
+        else _reduced_gradient(at, i, update)
         for i in update.inputs
     ]
     formats = [at.format(at.new[i]) for i in update.inputs]
@@ -310,7 +312,7 @@ def _update(at: Casting, update: Node) -> int:
     return new
 
 
-def _reduced(at: Casting, i: int, update: Node, wanted: str = "float32") -> int:
+def _reduced_gradient(at: Casting, i: int, update: Node, wanted: str = "float32") -> int:
     """Return old node `i` in format `wanted`; a gradient first passes the all-reduce format."""
     new, old = at.new[i], at.graph.nodes[i]
     reduced = at.policy.reductions.get(update.layer or old.layer, at.policy.all_reduce)
@@ -319,7 +321,7 @@ def _reduced(at: Casting, i: int, update: Node, wanted: str = "float32") -> int:
     return at.cast(new, wanted, update)
 
 
-def _refused(at: Casting, op: Node) -> int:
+def _refusal(at: Casting, op: Node) -> int:
     raise InputError(
         f"policy {at.policy.name!r}: op {op.source!r} of layer {op.layer!r} is in "
         "no list; expected it in low_precision_ops, fp32_ops or promote_ops"

@@ -25,7 +25,7 @@ def product_rules(policy: Policy) -> tuple[Conversion, ...]:
     """
     rules = [*_product_rules("product", _plain, policy)]
     if policy.recipes != ("none",):
-        rules = [*_product_rules("scaled product", _scaled, policy), *rules]
+        rules = [*_product_rules("scaled product", _scaled_product, policy), *rules]
     return tuple(rules)
 
 
@@ -73,13 +73,13 @@ def _plain(at: Casting, gemm: Node, stored: str, fused: bool) -> int:
     return at.b.copy(gemm, inputs, format=stored, fused=fused, accumulator=sums, rounding=rounding)
 
 
-def _scaled(at: Casting, gemm: Node, stored: str, fused: bool) -> int | None:
+def _scaled_product(at: Casting, gemm: Node, stored: str, fused: bool) -> int | None:
     places = range(len(gemm.inputs))
     if not any(_is_scaled(at, gemm, place) for place in places):
         return None
     return at.scaling.product(
         gemm,
-        _shifted(at, gemm) or [_operand(at, gemm, place) for place in places],
+        _shifted_operands(at, gemm) or [_operand(at, gemm, place) for place in places],
         format=stored,
         fused=fused,
         accumulator=_accumulator(at, gemm),
@@ -87,7 +87,7 @@ def _scaled(at: Casting, gemm: Node, stored: str, fused: bool) -> int | None:
     )
 
 
-def _shifted(at: Casting, gemm: Node) -> list[Scaled]:
+def _shifted_operands(at: Casting, gemm: Node) -> list[Scaled]:
     """Return the operands of a backward product whose gradient takes the scale of the other.
 
     None of them where no scale is to be shifted.
@@ -96,7 +96,7 @@ def _shifted(at: Casting, gemm: Node) -> list[Scaled]:
     if gemm.role == "fprop" or sum(gradients) != 1:
         return []
     place = gradients.index(True)
-    other = _copied(at, gemm, 1 - place) if _is_scaled(at, gemm, 1 - place) else None
+    other = _forward_copy(at, gemm, 1 - place) if _is_scaled(at, gemm, 1 - place) else None
     if other is None or other.shift is None:
         return []
     grad = _operand(at, gemm, place, other.shift)
@@ -131,7 +131,7 @@ def _is_scaled(at: Casting, gemm: Node, place: int) -> bool:
     return is_narrow(said.format) and at.policy.scaling_of(gemm.layer, said).recipe != "none"
 
 
-def _copied(at: Casting, gemm: Node, place: int) -> Scaled:
+def _forward_copy(at: Casting, gemm: Node, place: int) -> Scaled:
     """Return the copy of an operand that the forward product has read, where that is read again."""
     if _said(at, gemm, place).source != "forward":
         return _operand(at, gemm, place)
@@ -147,7 +147,7 @@ def _operand(at: Casting, gemm: Node, place: int, shift: int | None = None) -> S
     i, said = gemm.inputs[place], _said(at, gemm, place)
     gradient, old = at.is_gradient(i), at.graph.nodes[i]
     if said.source == "forward" and not gradient:
-        new = _dequantised(at, gemm, place, said.format)
+        new = _dequantised_copy(at, gemm, place, said.format)
     else:
         new = _before_cast(at, i, gemm, said.format)
     new = new if shift is None else at.scaling.shifted(new, shift, gemm)
@@ -166,12 +166,12 @@ def _operand(at: Casting, gemm: Node, place: int, shift: int | None = None) -> S
     return at.scaling.operand(new, asked, gemm, place)
 
 
-def _dequantised(at: Casting, gemm: Node, place: int, wanted: str) -> int:
+def _dequantised_copy(at: Casting, gemm: Node, place: int, wanted: str) -> int:
     """Return what the copy of an operand that the forward product has read stands for.
 
     It is a tensor in the format wanted, or that of the layer's results on the way to a narrow one.
     """
-    copy = _copied(at, gemm, place)
+    copy = _forward_copy(at, gemm, place)
     high = at.layer(gemm).output if is_narrow(wanted) else wanted
     scales = (copy.scale, copy.block_scales)
     return (

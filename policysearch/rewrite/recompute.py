@@ -71,13 +71,16 @@ def _with_block_again(graph: Graph, layers: frozenset[str]) -> Graph:
     if not wanted:
         return graph
     again = {id: len(graph.nodes) + place for place, id in enumerate(sorted(wanted))}
-    second = [replace(_reading(graph.nodes[id], again), id=again[id], role="dgrad") for id in again]
+    second = [
+        replace(_recomputed_reader(graph.nodes[id], again), id=again[id], role="dgrad")
+        for id in again
+    ]
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.role in ("dgrad", "wgrad") and not again.keys().isdisjoint(node.inputs):
             nodes += second
             second = []
-            node = _reading(node, again)
+            node = _recomputed_reader(node, again)
         nodes.append(node)
     return renumbered(graph, nodes)
 
@@ -86,5 +89,5 @@ def _forward(node: Node) -> bool:
     return node.role == "fprop" and node.op.kind != "source"
 
 
-def _reading(node: Node, again: dict[int, int]) -> Node:
+def _recomputed_reader(node: Node, again: dict[int, int]) -> Node:
     return replace(node, inputs=tuple(again.get(i, i) for i in node.inputs))

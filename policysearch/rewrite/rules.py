@@ -337,7 +337,7 @@ class RuledModel(Model):
         stages = ("forward",) if training else ("forward", "evaluation")
         holding = [rule for rule in self.rules if rule.stage in stages]
         graph, _ = apply_rules(part.graph(outputs), holding, self.layer_types)
-        new = _copied(b, graph, fed)
+        new = _graph_copy(b, graph, fed)
         at = {name: new[i] for name, i in graph.outputs}
         statistics = tuple((name, at[NEXT + name]) for name, _ in traced.statistics)
         return Traced(at[OUTPUT], at.get(LOSS), statistics)
@@ -357,7 +357,7 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, int | float | str | NoneType)
 
 
-def _copied(b: Builder, graph: Graph, fed: Mapping[str, int]) -> dict[int, int]:
+def _graph_copy(b: Builder, graph: Graph, fed: Mapping[str, int]) -> dict[int, int]:
     """Copy the graph behind what `b` holds, its sources `fed` by name; return the new ids."""
     sources = {b.nodes[i].name: i for i in fed.values()}
     new: dict[int, int] = {}

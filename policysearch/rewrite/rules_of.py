@@ -113,14 +113,16 @@ class Matches:
     def __init__(self, graph: Graph, model: Model) -> None:
         self.names = model.layer_names
         self.owners = [name for name in self.names if model.parameters_of(name)]
-        self.types = _inverted({name: (model.layer_types.get(name, ""),) for name in self.names})
+        self.types = _keys_by_member(
+            {name: (model.layer_types.get(name, ""),) for name in self.names}
+        )
         ops: dict[str, set[str]] = {name: set() for name in self.names}
         for node in graph.nodes:
             if node.role == "fprop" and node.layer in ops:
                 ops[node.layer].add(node.op.name)
         self.traced = {name for name in self.names if ops[name]}
-        self.ops = _inverted(ops)
-        self.blocks = _inverted({name: (block_of(name),) for name in self.names})
+        self.ops = _keys_by_member(ops)
+        self.blocks = _keys_by_member({name: (block_of(name),) for name in self.names})
         self._few: dict[tuple[frozenset[str], frozenset[str]], list[LayerMatch]] = {}
         self.types.pop("", None)
         self.blocks.pop("", None)
@@ -152,20 +154,20 @@ class Matches:
             yield LayerMatch(position="first"), {first}
             yield LayerMatch(position="last"), {last}
             yield LayerMatch(position="ends"), {first, last}
-        types = _touching(self.types, wanted, allowed)
+        types = _touching_keys(self.types, wanted, allowed)
         yield LayerMatch(layer_type=tuple(types)), _union(self.types, types)
-        blocks = _touching(self.blocks, wanted, allowed)
+        blocks = _touching_keys(self.blocks, wanted, allowed)
         yield LayerMatch(block=_either(blocks)), _union(self.blocks, blocks)
-        ops = _touching(self.ops, wanted, allowed)
+        ops = _touching_keys(self.ops, wanted, allowed)
         yield LayerMatch(op=tuple(ops)), _union(self.ops, ops)
         for kind, members in self.types.items():
             inside = {b: names & members for b, names in self.blocks.items()}
-            blocks = _touching(inside, wanted, allowed)
+            blocks = _touching_keys(inside, wanted, allowed)
             match = LayerMatch(layer_type=(kind,), block=_either(blocks))
             yield match, _union(inside, blocks)
 
 
-def _inverted(members: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
+def _keys_by_member(members: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
     by_key: dict[str, set[str]] = {}
     for name, keys in members.items():
         for key in keys:
@@ -173,7 +175,7 @@ def _inverted(members: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
     return by_key
 
 
-def _touching(sets: Mapping[str, set[str]], wanted: set[str], allowed: set[str]) -> list[str]:
+def _touching_keys(sets: Mapping[str, set[str]], wanted: set[str], allowed: set[str]) -> list[str]:
     """Return the keys of which every layer is allowed and some are wanted."""
     return [key for key, names in sets.items() if names & wanted and names <= allowed]
 

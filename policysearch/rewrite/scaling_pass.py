@@ -45,7 +45,7 @@ _CONV_AXES = {
 
 
 @lru_cache(maxsize=1024)
-def _saturating(rounding: Rounding) -> Rounding:
+def _saturating_rounding(rounding: Rounding) -> Rounding:
     return replace(rounding, overflow="saturate")
 
 
@@ -93,7 +93,7 @@ class Asked:
     @property
     def cast(self) -> Rounding:
         """Return how it is rounded into its format."""
-        cast = _saturating(self.rounding)
+        cast = _saturating_rounding(self.rounding)
         # To nearest, what is below half of the smallest number is always lost; by chance it is
         # there on average. NVFP4BlockScaling rounds gradients so, and these alone.
         if self.scaling.recipe == "nvfp4" and self.gradient:
@@ -137,7 +137,7 @@ class ScalingPass:
                 cut = along if asked.squares else axes[:1]
                 operand = self._blocks(value, asked, cut, axes if by_row else ())
             else:
-                name = self._unused(asked.name)
+                name = self._free_name(asked.name)
                 scale = self._scale(new, asked, axes, name)
                 fields: dict[str, Any] = {"format": asked.format, "rounding": asked.cast}
                 step = scale if scaling.recipe == "shifted" else None
@@ -212,7 +212,7 @@ class ScalingPass:
             raise InputError(f"{where}: {error}") from None
         return OPS[f"{node.op.name}_blocks"]
 
-    def _unused(self, name: str) -> str:
+    def _free_name(self, name: str) -> str:
         """Return `name`, with a number from 2 where a layer multiplies several such tensors."""
         self._names[name] = self._names.get(name, 0) + 1
         return name if self._names[name] == 1 else f"{name}{self._names[name]}"

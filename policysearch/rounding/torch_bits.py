@@ -57,9 +57,9 @@ def rounded(grid: Grid, x: Tensor, keys: Tensor = None) -> Tensor:
         return flat.as_strided(x.shape, x.stride())
     flat = x.reshape(-1)
     if x.is_cuda and x.numel() > 1 and _compiles(x.device):
-        found = _compiled(grid)(flat, keys)
+        found = _compiled_rounding(grid)(flat, keys)
     else:
-        found = _rounded(grid, flat, keys)
+        found = _rounded_tensor(grid, flat, keys)
     return found.view(x.shape)
 
 
@@ -73,7 +73,7 @@ def _is_dense(x: Tensor) -> bool:
     return True
 
 
-def _rounded(grid: Grid, x: Tensor, keys: Tensor = None) -> Tensor:
+def _rounded_tensor(grid: Grid, x: Tensor, keys: Tensor = None) -> Tensor:
     bits = x.view(torch.int32)
     if grid.stochastic:
         found = _by_chance(grid, bits, _draws(bits, keys))
@@ -86,9 +86,9 @@ def _rounded(grid: Grid, x: Tensor, keys: Tensor = None) -> Tensor:
 
 
 @lru_cache(maxsize=MOST_GRIDS)
-def _compiled(grid: Grid) -> Callable[..., Tensor]:
-    """Return `_rounded` onto a grid as one kernel: nothing between leaves the registers."""
-    function = torch.compile(partial(_rounded, grid), dynamic=True, fullgraph=True)
+def _compiled_rounding(grid: Grid) -> Callable[..., Tensor]:
+    """Return `_rounded_tensor` onto a grid as one kernel: nothing between leaves the registers."""
+    function = torch.compile(partial(_rounded_tensor, grid), dynamic=True, fullgraph=True)
     limit = torch._dynamo.config.patch(recompile_limit=MOST_GRIDS, specialize_int=True)
     return limit(function)  # type: ignore[no-any-return]
 

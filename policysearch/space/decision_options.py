@@ -88,7 +88,7 @@ def _products_option(layer: LayerPolicy, recipe: str) -> Option:
         if getattr(layer.products, role) is not None
         for operand in layer.product(role).operands
     ]
-    said = "/".join(filter(None, ("products", words, _scaled(layer.compute, recipe))))
+    said = "/".join(filter(None, ("products", words, _scaling_recipe(layer.compute, recipe))))
     return Option(said, max(map(_epsilon, formats), default=0.0))
 
 
@@ -114,7 +114,7 @@ def _role_option(role: str, layer: LayerPolicy, recipe: str) -> Option:
     name = getattr(layer, role)
     if name == getattr(uniform_layer(layer.compute), role):
         return Option(f"{role}=usual")
-    said = "/".join(filter(None, (role, name, _scaled(name, recipe))))
+    said = "/".join(filter(None, (role, name, _scaling_recipe(name, recipe))))
     return Option(said, _epsilon(name) if name != "float32" else 0.0)
 
 
@@ -122,7 +122,7 @@ def _epsilon(name: str) -> float:
     return format_named(name).epsilon
 
 
-def _scaled(name: str, recipe: str) -> str:
+def _scaling_recipe(name: str, recipe: str) -> str:
     """Return how operands of this format are scaled: that matters below 16 bits alone."""
     return recipe if format_named(name).bits < 16 else ""
 

@@ -25,7 +25,7 @@ def complete_groups(section: SpaceSection, model: Model) -> tuple[Group, ...]:
     Raises InputError for a group with a layer the model lacks or that no or two groups name.
     """
     owners = {name for name in model.layer_names if model.parameters_of(name)}
-    groups = tuple(_matched(group, model) for group in section.groups) or tuple(
+    groups = tuple(_matched_group(group, model) for group in section.groups) or tuple(
         Group(name, layers) for name, layers in _together(section, model, owners)
     )
     owner: dict[str, int] = {}
@@ -51,7 +51,7 @@ def complete_groups(section: SpaceSection, model: Model) -> tuple[Group, ...]:
     )
 
 
-def _matched(group: Group, model: Model) -> Group:
+def _matched_group(group: Group, model: Model) -> Group:
     """Return the group with its layers named; those that fit have parameters or follow."""
     if group.match == LayerMatch():
         return group

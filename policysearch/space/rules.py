@@ -36,7 +36,7 @@ def rules_for(rules: Sequence[FormatRule], model: Model) -> tuple[PlacedRule, ..
     """
     if not rules:
         return ()
-    return placed_rules(rules, trace_forward(model, SMALLEST_BATCH), model, _loaded)
+    return placed_rules(rules, trace_forward(model, SMALLEST_BATCH), model, _function_at)
 
 
 def nearest_option(placed: PlacedRule, policy: Policy) -> str:
@@ -54,7 +54,7 @@ def nearest_option(placed: PlacedRule, policy: Policy) -> str:
     return options[0] if parts and run and not rule.formats else OFF
 
 
-def _loaded(where: str, name: str) -> object:
+def _function_at(where: str, name: str) -> object:
     if not is_user_code(name):
         raise InputError(f"{where}: {shown(name)}; expected file.py:function")
     path, _, function = name.rpartition(":")

@@ -51,7 +51,7 @@ def offered(section: SpaceSection, model: Model, target: str | None) -> SpaceSec
     if target is None:
         return section
     there = target_named(target)
-    formats = tuple(name for name in section.formats if not _refused(name, model, there))
+    formats = tuple(name for name in section.formats if not _refusal_words(name, model, there))
     if not formats:
         where = f"{list(section.formats)} with study.target {target!r}"
         raise InputError(f"space.formats: {where}; expected one or more that it runs")
@@ -62,11 +62,11 @@ def offered(section: SpaceSection, model: Model, target: str | None) -> SpaceSec
 
 def left_out(section: SpaceSection, model: Model, target: str | None) -> list[str]:
     """Return a line for each format of the section that no layer runs in as the target has it."""
-    refused = {n: _refused(n, model, target_named(target)) for n in section.formats if target}
+    refused = {n: _refusal_words(n, model, target_named(target)) for n in section.formats if target}
     return [f"{name} is not searched, for no layer {why}" for name, why in refused.items() if why]
 
 
-def _refused(name: str, model: Model, target: Target) -> str:
+def _refusal_words(name: str, model: Model, target: Target) -> str:
     """Say why no layer runs in the format, where all are asked to; "" where some do."""
     formats, types = layer_named(name), model.layer_types
     layers = [x for x in model.layer_names if target.offers(formats, types.get(x, ""))]

@@ -121,10 +121,10 @@ class Aims:
         """The aim by what is recorded."""
         spec = self._spec
         asked = spec.goal is not None or spec.study.goal_gap is not None
-        return aim_of(spec.wanted, asked, self._matters(), *self._priced)
+        return aim_of(spec.wanted, asked, self._matters(), *self._baseline_price)
 
     @cached_property
-    def _priced(self) -> tuple[float, int]:
+    def _baseline_price(self) -> tuple[float, int]:
         """The step time of the baseline over float32's, and the peak of float32's step in bytes.
 
         1 where there is no baseline, or no price of it.

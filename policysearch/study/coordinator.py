@@ -57,7 +57,7 @@ def search(
             progress(coordinator.done, session.results)
     session.records.add_stop(coordinator.reason)
     session.prices.record(())  # Of the references, once there are trials.
-    for _ in _settling(session, executor):
+    for _ in _settle_front(session, executor):
         if progress is not None:
             progress(coordinator.done, session.results)
     if session.runs.folder is not None:
@@ -66,7 +66,7 @@ def search(
         progress(coordinator.done, session.results)
 
 
-def _settling(session: Session, executor: Executor) -> Iterator[None]:
+def _settle_front(session: Session, executor: Executor) -> Iterator[None]:
     """Train members of the front with all seeds until each has them; yield after each run."""
     while len(session.runs.searched) < len(session.runs.seeds) and (runs := session.settling()):
         for key, outcome in session.runs.trained(executor, runs):
@@ -147,7 +147,7 @@ class Coordinator:
         key = self._keys[index]
         self._records.add_run(key, outcome)
         if not key.jitter and key.seed in self._seeds:
-            self._finished += len(self._waiting(key.digest))
+            self._finished += len(self._waiting_trials(key.digest))
         self._settle(key.digest)
 
     def _begin(self, asked: Asked) -> None:
@@ -160,7 +160,7 @@ class Coordinator:
         self._finished += len(self._seeds) - sum(key.digest == asked.trained for key in own)
         self._settle(asked.trained)
 
-    def _waiting(self, digest: str) -> list[Asked]:
+    def _waiting_trials(self, digest: str) -> list[Asked]:
         """Return what is outstanding and trained by runs of the policy `digest`."""
         return [a for a in self._records.outstanding.values() if a.trained == digest]
 
@@ -168,7 +168,7 @@ class Coordinator:
         """Record the trials whose runs have all ended, now that one of the policy `digest` has."""
         waiting = list(self._records.outstanding.values())
         if not self._in_order and digest != self._runs.float32.digest:
-            waiting = self._waiting(digest)
+            waiting = self._waiting_trials(digest)
         for asked in waiting:
             if self._runs.ended(asked, jittered=self._in_order):
                 self._session.record(asked)
@@ -216,7 +216,10 @@ class Coordinator:
         aim, place = self._session.aims.now, len(self._asked)
         if not (aim.left and count and due(place)) or (first and count > LADDER_LOOKS):
             return ""
-        told, (pending, known) = self._history.first(count), self._pending(self._asked, count)
+        told, (pending, known) = (
+            self._history.first(count),
+            self._pending_params(self._asked, count),
+        )
         goal = aim.of_search(told) if aim.asked else None
         left = self._proposer.left(told, pending, known, goal)
         return "" if left is None or (first and left.chance) else settled(left, aim, told)
@@ -236,7 +239,7 @@ class Coordinator:
             views[place] = self._session.view(asked[place], seeds)
         return None if runs else views
 
-    def _pending(self, asked: Sequence[Asked], told: int) -> tuple[list[Params], set[str]]:
+    def _pending_params(self, asked: Sequence[Asked], told: int) -> tuple[list[Params], set[str]]:
         """Return what of `asked` is none of the first `told` trials, and the digests of it all."""
         digests = {trial.digest for trial in self._records.searched[:told]}
         space = self._session.space
@@ -254,7 +257,7 @@ class Coordinator:
         See `Proposer.propose`. What is asked for and not told counts as under way, also where it
         has ended since.
         """
-        pending, known = self._pending(asked, told)
+        pending, known = self._pending_params(asked, told)
         digests = {trial.digest for trial in self._records.searched[:told]}
         shown, promised = self._history.shown(told), self.low_fidelity.promised(digests)
         aim = self._session.aims.now

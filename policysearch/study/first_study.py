@@ -118,19 +118,19 @@ class FirstStudy:
             name=self.name,
             baseline=self.baseline,
             run_today=self._run_today(),
-            trained=self._trained(trained, model.calls_attention),
+            trained=self._net_text(trained, model.calls_attention),
             device=self.device_name,
-            device_assumed=self._assumed("device", "  # assumed; see `policysearch hardware`"),
+            device_assumed=self._assumption("device", "  # assumed; see `policysearch hardware`"),
             stack=self.stack,
-            priced=self._priced(trained),
-            formats=_listed(self._formats()),
+            priced=self._price_text(trained),
+            formats=_quoted_names(self._formats()),
             granularity=granularity,
             granularity_comment=f"  # {groups} that are decided one by one",
             scalings=self._scalings(),
             updates=self._updates(),
-            loss_scales=_listed(self._loss_scales()),
+            loss_scales=_quoted_names(self._loss_scales()),
             scaler=self._scaler(),
-            ladder=_listed(self._ladder()),
+            ladder=_quoted_names(self._ladder()),
         )
 
     def _formats(self) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ class FirstStudy:
             return ""
         return RUN_TODAY.format(self.baseline, "; assumed" if assumed else "")
 
-    def _trained(self, batch_size: int, attends: bool) -> str:
+    def _net_text(self, batch_size: int, attends: bool) -> str:
         attention = ATTENTION * attends
         if self.script:
             steps = f"steps = {self.steps}\n" if self.steps else ""
@@ -195,13 +195,13 @@ class FirstStudy:
         told = ("batch", "baseline") if self.script else ()
         return ((n, value) for n, value in said.items() if n in self.assumed and n not in told)
 
-    def _assumed(self, field: str, comment: str) -> str:
+    def _assumption(self, field: str, comment: str) -> str:
         return comment if field in self.assumed else ""
 
-    def _priced(self, trained: int) -> str:
+    def _price_text(self, trained: int) -> str:
         if trained == self.batch:
             return ""
-        own = "the batch that you train at" + self._assumed("batch", ", assumed")
+        own = "the batch that you train at" + self._assumption("batch", ", assumed")
         reason = "of --batch; the script trains at another" if self.script else own
         return f'batch_size = {self.batch}\nbatch_size_reason = "{reason}"\n'
 
@@ -311,5 +311,5 @@ def grouping(model: Model) -> tuple[str, str]:
     return "type", f"{len(types)} types of {len(layers)} layers"
 
 
-def _listed(names: Iterable[str]) -> str:
+def _quoted_names(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)

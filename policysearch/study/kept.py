@@ -111,22 +111,22 @@ def load_to_view(path: Path, storage: Path | None = None) -> StudySpec:
     known = _read(graph_place(storage or RESULTS_FOLDER / f"{name}.journal"))
     scripted = isinstance(table, Mapping) and KEY in table
     try:
-        kept = known and _viewed(known, data, str(path), file.parent, scripted)
+        kept = known and _viewed_study(known, data, str(path), file.parent, scripted)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         kept = None  # of another shape; what is wrong in the study file itself is said below
     return kept or load_spec(path)
 
 
-def _viewed(
+def _viewed_study(
     known: Plain, data: dict[str, Any], where: str, folder: Path, scripted: bool
 ) -> StudySpec | None:
     script = _script_of(known) if scripted else None
     if scripted and script is None:
         return None
-    return _applied(known, beside(spec_from_data(data, where, folder, script), folder))
+    return _study_with_net(known, beside(spec_from_data(data, where, folder, script), folder))
 
 
-def _applied(known: Plain, spec: StudySpec) -> StudySpec | None:
+def _study_with_net(known: Plain, spec: StudySpec) -> StudySpec | None:
     """Return the study with the kept net and shapes; None where they are of another task."""
     if known["task"] != json.loads(json.dumps(spec.task.to_plain())):
         return None

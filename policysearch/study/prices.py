@@ -67,7 +67,7 @@ class Prices:
         if known is not None:
             return known
         if asked.digest not in self._new:
-            objective = self._checked
+            objective = self._checked_objective
             try:
                 self._new[asked.digest] = objective.price(asked.policy)
             except InputError:
@@ -76,7 +76,7 @@ class Prices:
         return self._new[asked.digest]
 
     @cached_property
-    def _checked(self) -> Objective:
+    def _checked_objective(self) -> Objective:
         """What prices policies; InputError where its model is not the one that was trained."""
         for identity in self._records.identities[-1:]:
             check_part("model", identity, self._objective.model.fingerprint, "results")

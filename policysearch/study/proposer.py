@@ -105,9 +105,9 @@ class Proposer:
             if first.digest not in known:
                 return replace(first, place=place), np.inf
         if self._plan.sampler != OWN:
-            return self._sampled(place, shown, pending, known)
+            return self._sampled_proposal(place, shown, pending, known)
         chosen = self._chosen(place, shown, pending, known, goal)
-        return chosen or self._sampled(place, (), (), known, PATIENCE)
+        return chosen or self._sampled_proposal(place, (), (), known, PATIENCE)
 
     def left(
         self,
@@ -119,7 +119,7 @@ class Proposer:
         """Return what may be left of the goal, or of the front; None where no sampler can say."""
         if self._plan.sampler != OWN:
             return None
-        return self._own.left(*self._observed(told, pending, known), goal)
+        return self._own.left(*self._observations(told, pending, known), goal)
 
     def _is_known(self, policy: Policy, known: Collection[str]) -> bool:
         """Whether it was asked for, or one of the ladder whose op lists are ordered otherwise."""
@@ -140,7 +140,7 @@ class Proposer:
         goal: Goal | None,
     ) -> tuple[Asked, float] | None:
         """Return what the package's own sampler proposes; None where all of it is known."""
-        trials, start = self._observed(shown, pending, known)
+        trials, start = self._observations(shown, pending, known)
         for _ in range(PATIENCE):
             params = self._own.following(trials, start, goal)
             if not params:
@@ -154,7 +154,7 @@ class Proposer:
             trials.append(Observation(params))  # Of the trials that are not shown.
         return None
 
-    def _observed(
+    def _observations(
         self, shown: Sequence[TrialView], pending: Sequence[Params], known: Collection[str]
     ) -> tuple[list[Observation], list[Params]]:
         """Return trials as the package's own sampler has them, and what is left of the start."""
@@ -164,7 +164,7 @@ class Proposer:
         weighed = self._weighed.items()
         return trials, [e for k, e in weighed if not any(d in known for d in self._alike[k])]
 
-    def _sampled(
+    def _sampled_proposal(
         self,
         place: int,
         shown: Sequence[TrialView],

@@ -78,7 +78,7 @@ class Session:
 
     def record(self, asked: Asked) -> None:
         """Record a policy whose runs have ended, with what it is worth."""
-        result, runs = self._scored(asked), self.records.runs
+        result, runs = self._score(asked), self.records.runs
         values: dict[str, float] | None = None
         readable: dict[str, object] = {"name": policy_name(asked.text)}
         if isinstance(result, Trial):
@@ -108,7 +108,7 @@ class Session:
             readable,
         )
 
-    def _scored(
+    def _score(
         self, asked: Asked, seeds: Sequence[int] | None = None
     ) -> Trial | FailedTrial | None:
         """Return what the runs that the search sees amount to, whatever others there are."""
@@ -120,7 +120,7 @@ class Session:
 
         What failed has the worst gap.
         """
-        result = self._scored(asked, seeds)
+        result = self._score(asked, seeds)
         params, price = params_of(asked, self.space), self.prices(asked)
         if isinstance(result, Trial):
             measured = result.validation_accuracy, result.metric

@@ -64,7 +64,7 @@ def _grows(config: LossScale, state: ScaleState) -> bool:
     return state.good_steps + 1 == config.growth_interval + RULES[config.rule].grows_later
 
 
-def _spared(config: LossScale, state: ScaleState, finite: bool) -> int:
+def _spared_steps(config: LossScale, state: ScaleState, finite: bool) -> int:
     rule = RULES[config.rule]
     if not finite:
         return min(state.spared + 1, rule.hysteresis - 1)
@@ -116,7 +116,7 @@ def next_state(config: LossScale, state: ScaleState, finite: bool, step: int) ->
     good = state.good_steps + 1 if finite else 0
     if finite and _grows(config, state):
         good = int(RULES[config.rule].grows_later)
-    spared = _spared(config, state, finite)
+    spared = _spared_steps(config, state, finite)
     return ScaleState(_next_scale(config, state, finite), good, bad, spared)
 
 

@@ -363,7 +363,7 @@ def _hf_stable_decay(row: Schedule, most: float, since: int, rest: int) -> float
     return most * max(0.0, left * (1.0 - row.final_factor) + row.final_factor)
 
 
-def _recorded(row: Schedule, most: float, since: int, rest: int) -> float:
+def _recorded_rate(row: Schedule, most: float, since: int, rest: int) -> float:
     rate = most * _place(row.shares, since, rest)
     return max(0.0, rate + _place(row.floors, since, rest)) if row.floors else rate
 
@@ -427,7 +427,7 @@ KINDS: Mapping[str, Kind] = {
         "final_factor",
         "decay_steps",
     ),
-    "recorded": Kind(_recorded, "any scheduler that steps by number", RECORDED, "", "shares"),
+    "recorded": Kind(_recorded_rate, "any scheduler that steps by number", RECORDED, "", "shares"),
 }
 
 REFUSED = ("plateau", "reduce_lr_on_plateau")

@@ -77,7 +77,7 @@ def trace_step(
     scalars = {name: emit_data(b, name, ()) for name in SCALARS}
     params = emit_arrays(b, model.parameters())
     grouped = by_parameter(groups, model.parameters())
-    moving = _moving(optimizer, model, grouped)
+    moving = _optimizers_by_name(optimizer, model, grouped)
     states = {name: emit_states(b, by, params[name]) for name, by in moving.items()}
     traced = model.trace(b, {**inputs, **params, **model.emit_statistics(b)}, training=True)
     with b.scope(layer="loss", role="fprop"):
@@ -95,7 +95,7 @@ def trace_step(
     return model.ruled_step(step) if isinstance(model, RuledModel) else step
 
 
-def _moving(
+def _optimizers_by_name(
     optimizer: Optimizer, model: Model, grouped: Mapping[str, Group]
 ) -> dict[str, Optimizer]:
     """Return the optimizer of every parameter that is trained."""

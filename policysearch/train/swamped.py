@@ -69,7 +69,7 @@ def with_update_sources(graph: Graph) -> Graph:
         if _is_low_state(parameter):
             at = len(nodes)
             nodes.append(replace(parameter, id=at, name=EXACT + parameter.name, format="float32"))
-            nodes.append(replace(_unrounded(graph, new_value), id=at + 1))
+            nodes.append(replace(_unrounded_node(graph, new_value), id=at + 1))
             updates.append((at, at + 1))
         if parameter.op.name != "parameter":
             continue
@@ -89,7 +89,7 @@ def _is_low_state(source: Node) -> bool:
     return source.op.name == "state" and source.format != "float32"
 
 
-def _unrounded(graph: Graph, new_value: Node) -> Node:
+def _unrounded_node(graph: Graph, new_value: Node) -> Node:
     """Return the node of a new value as it is before it is rounded to where it is kept."""
     computed = graph.nodes[new_value.inputs[0]] if new_value.op.name == "cast" else new_value
     return replace(computed, format="float32", rounding=Rounding())
@@ -154,7 +154,7 @@ class SwampedCounter:
             if kept or rounding.mode == "stochastic":
                 continue  # a small update is not lost, or moves as far as it should on average
             fmt, update = format_named(node.format), step.arrays[UPDATE + node.name]
-            small, later = _swamped(update, self._before[node.name], fmt, factor)
+            small, later = _swamped_sizes(update, self._before[node.name], fmt, factor)
             swamped += self._add("swamped", node, index, small)
             self._add_decay(step, node, index)
             projected[node.layer] += later
@@ -223,7 +223,7 @@ def _low_states(graph: Graph) -> list[tuple[Node, Rounding]]:
     ]
 
 
-def _swamped(
+def _swamped_sizes(
     update: FloatArray, before: FloatArray, fmt: Format, factor: float
 ) -> tuple[FloatArray, int]:
     """Return the sizes of swamped updates, and how many were with ones `factor` times as large."""

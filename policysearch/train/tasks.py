@@ -318,7 +318,7 @@ class Task:
         """
         if isinstance(self.model, Model) and self.model.study_name:
             return self.model
-        model = self._ruled(self._model(dataset))
+        model = self._model_under_rules(self._model(dataset))
         outputs = trace_forward(model, SMALLEST_BATCH).output("logits").shape
         shape = of_one_example(outputs, SMALLEST_BATCH)
         check_labels(self.loss, model, dataset, shape)
@@ -345,20 +345,20 @@ class Task:
             given = self.model
             own = given if isinstance(given, Model) else own_model(given, dataset, self.loss)
             check_fits(own, dataset)
-            return self._attending(own)
+            return self._model_with_attention(own)
         shape = dataset.image_shape
         model = MODELS[self.model](shape, dataset.outputs, self.activation, self.widths)
         whole = dataset.images.dtype == np.int64
         if model.whole != whole:
             given, valid = ("tokens", "images") if whole else ("images", "tokens")
             raise InputError(f"model {self.model}: data set of {given}; expected {valid}")
-        return self._attending(replace(model, named=True))
+        return self._model_with_attention(replace(model, named=True))
 
-    def _attending(self, model: Model) -> Model:
+    def _model_with_attention(self, model: Model) -> Model:
         """Return the model with the task's attention; InputError where it has none."""
         return model if self.attention == WRITTEN else model.with_attention(self.attention)
 
-    def _ruled(self, model: Model) -> Model:
+    def _model_under_rules(self, model: Model) -> Model:
         """Return the model under the graph rules, which fit it."""
         if not self.graph_rules:
             return model

@@ -206,15 +206,15 @@ class Trainer:
     def _trace(self, found: Where, step: Past) -> None:
         """Note where the first failure of a step began that has gone through its gradients."""
         if self.records and self.observations.wants(found, step.skipped):
-            now = self._copied()
+            now = self._array_copies()
             if self._again():
-                self._traced(found, step)
+                self._trace_failure(found, step)
             self.put_back(now)
 
     def _look_back(self) -> None:
         """Note where a parameter became not finite in the steps that were taken since some."""
         if self.observations.is_broken(self._parameters()):
-            now = self._copied()
+            now = self._array_copies()
             self._again()
             self.put_back(now)
 
@@ -223,20 +223,20 @@ class Trainer:
         seen, now = self.observations, (self.step_index, self.updates_done)
         self.put_back(seen.kept)
         for step in seen.past:
-            before = self._copied()
+            before = self._array_copies()
             self.step_index, self.updates_done = step.index, step.updates_done
             executable, _ = self.forward_backward(False, step.inputs, step.labels, step.scale)
             if not step.skipped:
                 executable.apply_updates()
                 if seen.is_broken(self._parameters()):
                     self.put_back(before)
-                    self._traced("update", step)
+                    self._trace_failure("update", step)
                     seen.ended = True
                     break
         self.step_index, self.updates_done = now
         return not seen.ended
 
-    def _traced(self, found: Where, step: Past) -> None:
+    def _trace_failure(self, found: Where, step: Past) -> None:
         """Take a step from what it began with, every value kept, and note where it failed."""
         seen, count = self.observations, self.task.accumulation_steps
         for array in self._sums:
@@ -253,7 +253,7 @@ class Trainer:
             for spec in self.model.statistics():
                 self._shared[spec.name][...] = tracer.step.value(NEXT + spec.name)
 
-    def _copied(self) -> dict[str, Array]:
+    def _array_copies(self) -> dict[str, Array]:
         return {name: array.copy(order="K") for name, array in self._shared.items()}
 
     def moving(self) -> dict[str, Array]:

@@ -61,7 +61,7 @@ def train(
     stop = min(until or task.steps, task.steps)
     named = task, model, dataset, policy, seed, initial, batch_indices
     of = training_digest(*named) if checkpoint else ""
-    taken = _resumed(trainer, checkpoint, of, stop)
+    taken = _resume(trainer, checkpoint, of, stop)
     resumed_at = len(taken)
     with threadpool_limits(1):
         diverged = _take_steps(trainer, dataset, batch_indices[:stop], taken, progress)
@@ -69,7 +69,7 @@ def train(
         return _run(trainer, dataset, taken, diverged, resumed_at, stop / task.steps)
 
 
-def _resumed(trainer: Trainer, path: Path | None, of: str, stop: int) -> Taken:
+def _resume(trainer: Trainer, path: Path | None, of: str, stop: int) -> Taken:
     """Let the trainer go on from its checkpoint, if there is one; return the steps it has."""
     checkpoint = read_checkpoint(path, of) if path else None
     if checkpoint is None or len(checkpoint.taken) > stop:

@@ -88,7 +88,7 @@ def result_of(where: str, name: str) -> Any:
     path, _, function = name.rpartition(":")
     call = function_of(where, path, function)
     with _beside(Path(path)):
-        return _run(f"{where}: {name}", functools.partial(_seeded, call))
+        return _run(f"{where}: {name}", functools.partial(_call_with_seed, call))
 
 
 def function_of(where: str, path: str, function: str) -> Callable[[], Any]:
@@ -99,7 +99,7 @@ def function_of(where: str, path: str, function: str) -> Callable[[], Any]:
 
 def functions_of(where: str, path: str) -> tuple[list[str], list[str]]:
     """Return the public functions and classes of the file at `path`: its own, and imported ones."""
-    module = _loaded(where, path)
+    module = _module_at(where, path)
     kinds = (inspect.isroutine, inspect.isclass, lambda value: isinstance(value, functools.partial))
     members = [(name, value) for name, value in vars(module).items() if name[0] != "_"]
     names = [name for name, value in members if any(fits(value) for fits in kinds)]
@@ -116,7 +116,7 @@ def value_of(where: str, name: str, wanted: type[T]) -> T:
 
 
 def _member(where: str, path: str, name: str, kind: str, fits: Callable[[Any], bool]) -> Any:
-    module = _loaded(where, path)
+    module = _module_at(where, path)
     member = getattr(module, name, None)
     if not fits(member):
         names = [n for n, value in vars(module).items() if fits(value) and n[0] != "_"]
@@ -124,7 +124,7 @@ def _member(where: str, path: str, name: str, kind: str, fits: Callable[[Any], b
     return member
 
 
-def _loaded(where: str, path: str) -> ModuleType:
+def _module_at(where: str, path: str) -> ModuleType:
     if not Path(path).is_file():
         raise InputError(f"{where}: {shown(path)}: no such file; expected a Python file")
     if (check := _CHECK.get()) is not None:
@@ -165,11 +165,11 @@ def _module(path: str) -> ModuleType:
     if b"torch" in text and importlib.util.find_spec("torch"):
         importlib.import_module("torch")  # So that it is seeded before the file draws from it.
     code = compile(text, path, "exec", dont_inherit=True)
-    _seeded(functools.partial(exec, code, vars(module)))
+    _call_with_seed(functools.partial(exec, code, vars(module)))
     return module
 
 
-def _seeded(call: Callable[[], T]) -> T:
+def _call_with_seed(call: Callable[[], T]) -> T:
     """Return what `call` gives; each process has the same of torch's own generator."""
     torch = sys.modules.get("torch")
     if torch is None:
@@ -213,7 +213,7 @@ def own_model(name: str, dataset: Dataset, loss: str) -> Model:
     known = _imported_before(str(Path(path).resolve()))
     key = function, loss, *((array.shape, array.dtype.str, array.tobytes()) for array in fed)
     if key not in known or known[key][0] is not make:  # the file was run anew
-        known[key] = make, _imported(make, given, fed, loss)
+        known[key] = make, _imported_model(make, given, fed, loss)
     return known[key][1]
 
 
@@ -227,7 +227,9 @@ def _imported_before(path: str) -> dict[Any, tuple[Any, Model]]:
     return {}
 
 
-def _imported(make: Callable[[], Any], given: Any, fed: Sequence[NDArray[Any]], loss: str) -> Model:
+def _imported_model(
+    make: Callable[[], Any], given: Any, fed: Sequence[NDArray[Any]], loss: str
+) -> Model:
     """Return the model of torch modules like `given`, `fed` with examples and their labels."""
     importer = importlib.import_module("policysearch.importers.torch_export")
     *examples, labels = (sys.modules["torch"].from_numpy(array.copy()) for array in fed)
@@ -279,7 +281,7 @@ def dataset_of(name: str, given: Any) -> Dataset:
         return given
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(given, torch.utils.data.Dataset):
-        given = _collated(name, given)
+        given = _collated_examples(name, given)
     if isinstance(given, Mapping):
         given = tuple(given.values())
     if not isinstance(given, list | tuple) or len(given) < 2:
@@ -298,7 +300,7 @@ def dataset_of(name: str, given: Any) -> Dataset:
     return Dataset(name, tuple(inputs), labels, len(order) - validation, validation, classes)
 
 
-def _collated(name: str, given: Any) -> Any:
+def _collated_examples(name: str, given: Any) -> Any:
     """Return all examples of a torch data set, as its default collate function puts them."""
     count = len(given) if hasattr(given, "__len__") else math.inf
     if not count <= MOST_EXAMPLES:
@@ -310,7 +312,7 @@ def _collated(name: str, given: Any) -> Any:
     collate = importlib.import_module("torch.utils.data").default_collate
     return _run(
         f"data: {name}",
-        lambda: _seeded(lambda: collate([*map(given.__getitem__, range(int(count)))])),
+        lambda: _call_with_seed(lambda: collate([*map(given.__getitem__, range(int(count)))])),
     )
 
 

@@ -81,7 +81,7 @@ def verify_elsewhere(
     unlike = [*unlike_products(result["products"], expected), *faults]
     if text is not None and _said(text) != _said(fresh):
         progress(f"{target}, exported now")
-        unlike += edits(*map(_compared, (result, trained_elsewhere(target, python, fresh, *job))))
+        unlike += edits(*map(_run_rows, (result, trained_elsewhere(target, python, fresh, *job))))
     told = {
         **_seen(target, result, expected),
         "edits": tuple(unlike),
@@ -113,20 +113,20 @@ def _said(text: str) -> str:
     return re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)
 
 
-def _compared(result: Mapping[str, Any]) -> dict[str, Any]:
+def _run_rows(result: Mapping[str, Any]) -> dict[str, Any]:
     return {"calls": (), "events": [[x] for x in result["events"]], "steps": result["steps"]}
 
 
 def _scale_faults(scale: LossScale, given: list[float]) -> list[str]:
     """Return a line where a dynamic scale moves otherwise than the policy says, when forced."""
-    expected = _forced(scale) if scale.kind == "dynamic" else []
+    expected = _forced_scales(scale) if scale.kind == "dynamic" else []
     if given == expected:
         return []
     words = [", ".join(f"{x:g}" for x in row) or "a scale that stays" for row in (given, expected)]
     return [f"loss scale, interval and forced steps: {words[0]}; expected {words[1]}"]
 
 
-def _forced(scale: LossScale) -> list[float]:
+def _forced_scales(scale: LossScale) -> list[float]:
     state, scales = initial_state(scale), [float(scale.growth_interval)]
     for place, finite in enumerate((*FORCED[0], *FORCED[1])):
         if place == len(FORCED[0]):
@@ -145,7 +145,7 @@ def trained_elsewhere(
         (folder / FILE).write_text(text, encoding="utf-8")
         (folder / PLAN).write_text(json.dumps(plan), encoding="utf-8")
         np.savez(folder / ARRAYS, **arrays)
-        module = _copied(folder, SCRIPTS[target])
+        module = _script_copy(folder, SCRIPTS[target])
         try:
             done = subprocess.run(
                 [python, "-m", module, name],
@@ -165,7 +165,7 @@ def trained_elsewhere(
         return made
 
 
-def _copied(folder: Path, script: str) -> str:
+def _script_copy(folder: Path, script: str) -> str:
     """Copy a script and what it shares with others to a package in the folder; return its name."""
     *rooms, _ = __name__.split(".")
     place = folder

@@ -117,7 +117,10 @@ def forced_steps(
     with threadpool_limits(1):
         for step, indices in enumerate(batch_order(task, dataset, seed)[: len(steps)]):
             batch = [array[indices] for array in inputs], labels[indices]
-            scale, drawn = steps[step][1], _jittered(values[step], stored, jitter, (seed, step))
+            scale, drawn = (
+                steps[step][1],
+                _jittered_values(values[step], stored, jitter, (seed, step)),
+            )
             taken = [
                 _taken(trainer, given, batch, scale)
                 for trainer, given in zip(trainers, drawn, strict=True)
@@ -131,10 +134,10 @@ def forced_steps(
             rows.append((*_losses(taken, steps[step][0]), apart * alike, *others))
     off = {n: stored[n] for n in names if not _is_on(values[-1][n], stored[n])}
     wide = np.array([stored[name] == "float32" for name in names])
-    return _compared(tuple(names), wide, rows, tuple(skips), off)
+    return _comparison(tuple(names), wide, rows, tuple(skips), off)
 
 
-def _compared(
+def _comparison(
     names: tuple[str, ...],
     wide: Array,
     rows: Sequence[tuple[Any, ...]],
@@ -213,7 +216,7 @@ class _Taken:
 Batch = tuple[list[Array], Array]
 
 
-def _jittered(
+def _jittered_values(
     given: Values, stored: Mapping[str, str], jitter: float, at: tuple[int, int]
 ) -> Iterator[dict[str, Array]]:
     """Yield the values, then the same jittered where stored in float32; `at`: seed and step."""

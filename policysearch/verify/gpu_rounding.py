@@ -87,7 +87,7 @@ class AsAGpu(TorchDispatchMode):
             dtype, result = args[0].dtype, function(*map(_wide, args), **kwargs)
             if function in STATISTICS:
                 return (result[0].to(dtype), *result[1:])
-            return _rounded(result, dtype)
+            return _rounded_results(result, dtype)
         return function(*args, **kwargs)
 
 
@@ -96,10 +96,10 @@ def _is_wide(function: Any, args: Any) -> bool:
     return transposed or function in (*WIDE, *STATISTICS)
 
 
-def _rounded(result: Any, dtype: Any) -> Any:
+def _rounded_results(result: Any, dtype: Any) -> Any:
     if isinstance(result, torch.Tensor):
         return result.to(dtype) if result.is_floating_point() else result
-    return result if result is None else tuple(_rounded(x, dtype) for x in result)
+    return result if result is None else tuple(_rounded_results(x, dtype) for x in result)
 
 
 def _wide(x: Any) -> Any:

@@ -108,7 +108,7 @@ def reference_of(
     apart = parting(run, scales, skipped)
     alike = [other for other in moved if parting(other, scales, skipped) == steps]
     if apart < len(run.losses) and alike:
-        run = _joined(run, alike[0], apart)
+        run = _joint_run(run, alike[0], apart)
     else:
         apart = steps
     partings = [parting(run, other.scales, other.skipped) for other in moved]
@@ -116,7 +116,7 @@ def reference_of(
     return Reference(run, apart, np.max(gaps_of, axis=0), np.array(partings), jitter)
 
 
-def _joined(first: Run, then: Run, step: int) -> Run:
+def _joint_run(first: Run, then: Run, step: int) -> Run:
     """Return the first run up to a step, and the other from there on."""
     return replace(
         then,

@@ -142,7 +142,7 @@ def tensors(x: Any, y: Any) -> tuple[Any, Any]:
 def trained(plan: Plan, arrays: Mapping[str, Any], space: Any) -> tuple[Any, list[Any]]:
     """Return what a training in MindSpore tells, and the values around every step."""
     net = Net(plan)
-    named = _loaded(net, arrays)
+    named = _loaded_parameters(net, arrays)
     net = space["apply_policy"](net) or net
     scaler, weights = space["loss_scaler"](), [*named.values()]
 
@@ -180,7 +180,7 @@ def trained(plan: Plan, arrays: Mapping[str, Any], space: Any) -> tuple[Any, lis
     return {"steps": steps, "events": events(space), **counts, **told}, values
 
 
-def _loaded(net: Net, arrays: Mapping[str, Any]) -> dict[str, Any]:
+def _loaded_parameters(net: Net, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Give the parameters their initial values, and return them by name."""
     named = dict(net.parameters_and_names())
     for name, parameter in named.items():

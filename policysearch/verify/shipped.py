@@ -93,8 +93,8 @@ def _plain(value: Any) -> Any:
 def _shown(value: Any) -> str:
     if value is None:
         return "nothing more"
-    return value if isinstance(value, str) else _listed(value)
+    return value if isinstance(value, str) else _number_list(value)
 
 
-def _listed(values: Sequence[Any]) -> str:
+def _number_list(values: Sequence[Any]) -> str:
     return ", ".join(f"{float(value):.9g}" for value in values)

@@ -72,7 +72,7 @@ def main(folder: Path) -> None:
         if name in grouped and grouped[name].frozen:
             parameter.requires_grad_(False)
     functional.dropout = dropout = _Dropout(job.seed)
-    exported = _exported(folder / FILE)
+    exported = _exported_module(folder / FILE)
     exported.OP[dropout] = "dropout"
     if model is not built:
         _leave_out_inner_masks(exported)
@@ -81,7 +81,7 @@ def main(folder: Path) -> None:
     module = module.train().to(job.place)
     # a part of the user's net that is no layer computes nothing
     module = exported.apply_policy(module, strict=isinstance(model, Chain), device_type=kind)
-    dtypes = _watched(module)
+    dtypes = _result_dtypes(module)
     scaler, trace = exported.make_grad_scaler(kind), Trace()
     steps, values = list[Any](), [_values(module)] if job.keeps else []
     for step in _steps(job, model, dataset, module, exported, scaler, dropout, grouped, trace):
@@ -98,7 +98,7 @@ def main(folder: Path) -> None:
         np.savez(folder / VALUES, **named)
 
 
-def _exported(file: Path) -> Any:
+def _exported_module(file: Path) -> Any:
     """Return the module in an exported file."""
     spec = importlib.util.spec_from_file_location("exported", file)
     assert spec is not None and spec.loader is not None
@@ -158,7 +158,7 @@ def loaded(module: Any, arrays: Mapping[str, Any]) -> None:
             there[name].copy_(torch.from_numpy(np.array(array)))
 
 
-def _watched(module: Any) -> dict[str, str]:
+def _result_dtypes(module: Any) -> dict[str, str]:
     """Return a dict that the first call of every submodule writes its result's dtype to."""
     dtypes: dict[str, str] = {}
 

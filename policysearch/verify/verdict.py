@@ -188,19 +188,19 @@ class Verdict:
                 break
         if self.compared < len(self.losses) and not self.borderline:
             line = f"step {self.compared}: other loss scales, no gradient near overflow"
-            yield f"{line} ({self._parted(self.compared)})", self._is_chaotic(self.compared)
+            yield f"{line} ({self._parting_words(self.compared)})", self._is_chaotic(self.compared)
 
     def _is_chaotic(self, step: int) -> bool:
         """Whether most of the emulator's draws have other scales by then."""
         return 2 * int(np.sum(self.own.partings <= step)) > DRAWS
 
-    def _parted(self, step: int) -> str:
+    def _parting_words(self, step: int) -> str:
         parted = int(np.sum(self.own.partings <= step))
         return f"{parted} of {DRAWS} jittered trainings part from the emulator by then"
 
     def _said(self, step: int) -> str:
         apart, most, own = self.gaps[step], self.allowed[step], self.own_early_gap
-        parted = f"; {self._parted(step)}" if np.any(self.own.partings <= step) else ""
+        parted = f"; {self._parting_words(step)}" if np.any(self.own.partings <= step) else ""
         return (
             f"step {step}: losses {apart:.1e} apart; expected at most {most:.1e} "
             f"(the emulator moves itself by {own:.1e} in the first {EARLY_STEPS} steps{parted})"
@@ -245,7 +245,7 @@ def verify(
         unlike=(*exporter.losses(running, model), *_not_there(runs, place), *unlike),
     )
     told = seed, place, text, progress
-    return _decided(made, policy, task, model, dataset, *told) if made.chaotic else made
+    return _verdict_with_steps(made, policy, task, model, dataset, *told) if made.chaotic else made
 
 
 def beside_emulator(
@@ -281,7 +281,7 @@ def beside_emulator(
     )
 
 
-def _decided(
+def _verdict_with_steps(
     verdict: Verdict,
     policy: Policy,
     task: Task,

@@ -76,7 +76,7 @@ def _of_parts(node: Node, inputs: Sequence[Node], splits: list[Split], ways: int
     if node.op.kind == "gemm":
         result = _of_product(node, inputs, splits)
     elif name == "transpose":
-        result = _transposed(node, inputs[0].shape, first, ways)
+        result = _transposed_split(node, inputs[0].shape, first, ways)
     elif name == "reshape":
         result = first  # what lies before the split in row-major order stays there
     elif name in IMAGES:
@@ -119,7 +119,7 @@ def _channel(shape: Shape, split: Split) -> Split:
     return split // rows if rows <= split < rows * shape[1] else WHOLE
 
 
-def _transposed(node: Node, shape: Shape, split: Split, ways: int) -> Split:
+def _transposed_split(node: Node, shape: Shape, split: Split, ways: int) -> Split:
     """Return the split behind a transposition, which may split extents before it moves them."""
     attrs = node.attributes
     extents, axes = tuple(attrs.get("split", shape)), tuple(attrs["axes"])

@@ -79,7 +79,7 @@ def _times(x: FloatArray, cuts: Sequence[int], out: FloatArray) -> Callable[[Flo
     return run
 
 
-def _scaled(factors_of: Callable[[Sequence[FloatArray], Attrs], FloatArray]) -> Offer:
+def _scaling_offer(factors_of: Callable[[Sequence[FloatArray], Attrs], FloatArray]) -> Offer:
     """Return the offer for x times what is made of the scales of its blocks."""
 
     def bind(inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray) -> Run:
@@ -117,8 +117,8 @@ def _matmul_blocks(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel 
 C_KERNELS: Mapping[str, Offer] = MappingProxyType(
     {
         "amax": _amax,
-        "block_cast": _scaled(cast_factors),
-        "dequantise": _scaled(dequantised_factors),
+        "block_cast": _scaling_offer(cast_factors),
+        "dequantise": _scaling_offer(dequantised_factors),
         "hadamard": _hadamard,
         "matmul_blocks": _matmul_blocks,
     }

@@ -146,18 +146,18 @@ def samples(g: Geometry, direction: Direction) -> Iterator[tuple[list[FloatArray
     added to zero afterwards, which drops it.) Then random ones, over and over the same DRAWN.
     """
     drawn = np.random.default_rng(0).standard_normal(DRAWN, dtype=np.float32)
-    tensors = {name: np.zeros(_stored(g, name), np.float32) for name in OPERANDS[direction]}
+    tensors = {name: np.zeros(_storage_shape(g, name), np.float32) for name in OPERANDS[direction]}
     left, right, out = (tensors[name].transpose(3, 1, 0, 2) for name in OPERANDS[direction])
     if direction == "fprop":
         tensors["image"].fill(1e-23)
         tensors["weight"][-1, -1, -1] = -1e-23
         yield [left, right], out
     for name in OPERANDS[direction][:2]:
-        tensors[name][...] = np.resize(drawn, _stored(g, name))
+        tensors[name][...] = np.resize(drawn, _storage_shape(g, name))
     yield [left, right], out
 
 
-def _stored(g: Geometry, tensor: Tensor) -> Shape:
+def _storage_shape(g: Geometry, tensor: Tensor) -> Shape:
     n, c, h, w = shape_of(g, tensor)
     return h, c, w, n
 
@@ -178,7 +178,7 @@ def agreeing(op: Op, binds: Sequence[Bind], direction: Direction, g: Geometry) -
 
 
 @cache
-def _fitting(op: Op, direction: Direction, g: Geometry) -> Kernel | None:
+def _equal_kernel(op: Op, direction: Direction, g: Geometry) -> Kernel | None:
     """Return the kernel with the bits of `op`; two rows tell, as every row is the same product."""
     rows = replace(g, height=g.window_h + g.stride, width=g.padded_w, padding=0)
     zeros = (False, True) if direction == "fprop" else (False,)
@@ -200,7 +200,7 @@ def compiled_kernel(
     g = geometry_of(direction, inputs, out, attrs)
     if not compiled_available() or (direction == "wgrad" and size(out) == 1):
         return None
-    return _fitting(op, direction, g)
+    return _equal_kernel(op, direction, g)
 
 
 C_KERNELS: Mapping[str, Offer] = MappingProxyType(

@@ -85,14 +85,16 @@ def axes_of(source: FloatArray, target: FloatArray) -> list[Axis] | None:
     return [*outer, *(rows if rows != columns else [(1, 0, 0)]), *columns]
 
 
-def _copied(views: Views, inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> list[Axis] | None:
+def _copy_axes(
+    views: Views, inputs: Sequence[Shape], out: Shape, attrs: Attrs
+) -> list[Axis] | None:
     seen = views(empty(inputs[0]), empty(out), attrs)
     return axes_of(*seen) if seen else None
 
 
 def _offer(views: Views) -> Offer:
     def offer(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
-        axes = _copied(views, inputs, out, attrs) if _permute and size(out) else None
+        axes = _copy_axes(views, inputs, out, attrs) if _permute and size(out) else None
         return Kernel(_bind(axes)) if axes else None
 
     return offer

@@ -134,7 +134,7 @@ def _constants(text: str, where: str) -> dict[str, Any]:
     found: dict[str, Any] = {"POWER_OF_TWO": False}
     for node in ast.walk(syntax_of(text, where, "an exported torch file")):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name | ast.Tuple):
-            found.update(_assigned(node))
+            found.update(_assignments(node))
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "PolicyScaler":
             found.update((x.arg, literal(x.value)) for x in node.keywords if x.arg)
     for name in (*TABLES, "kind", "init_scale", "growth_factor"):
@@ -142,7 +142,7 @@ def _constants(text: str, where: str) -> dict[str, Any]:
     return found
 
 
-def _assigned(node: ast.Assign) -> Iterator[tuple[str, Any]]:
+def _assignments(node: ast.Assign) -> Iterator[tuple[str, Any]]:
     target = node.targets[0]
     if isinstance(target, ast.Name):
         yield target.id, literal(node.value)

@@ -60,8 +60,8 @@ class Carried:
 
 def likeliest(settings: Sequence[Setting], errors: Array) -> Parts:
     """Return the variances that make the errors of the rows likeliest, errors [rows]."""
-    known = _bounded(errors)
-    shares = np.concatenate([_shared(settings, settings), np.eye(len(known))[None]])
+    known = _bounded_errors(errors)
+    shares = np.concatenate([_shared_parts(settings, settings), np.eye(len(known))[None]])
 
     def surprise(logarithms: Array) -> tuple[float, Array]:
         variances = np.exp(logarithms)
@@ -88,9 +88,9 @@ def carried(
 
     `usable`, [rows, anchors], tells which of them may.
     """
-    known = _bounded(errors)
-    between = _covariance(_shared(anchors, anchors), parts) + parts.own * np.eye(len(known))
-    towards = _covariance(_shared(settings, anchors), parts) * usable
+    known = _bounded_errors(errors)
+    between = _covariance(_shared_parts(anchors, anchors), parts) + parts.own * np.eye(len(known))
+    towards = _covariance(_shared_parts(settings, anchors), parts) * usable
     shift, left = np.zeros(len(settings)), np.full(len(settings), parts.whole)
     related = np.asarray(towards.any(axis=1))
     masks, which = np.unique(usable, axis=0, return_inverse=True)
@@ -103,7 +103,7 @@ def carried(
     return Carried(shift, np.sqrt(left), related)
 
 
-def _bounded(errors: Array) -> Array:
+def _bounded_errors(errors: Array) -> Array:
     return np.clip(errors, -LARGEST_ERROR, LARGEST_ERROR)
 
 
@@ -111,7 +111,7 @@ def _covariance(shared: Array, parts: Parts) -> Array:
     return np.tensordot([parts.run, parts.network], shared, axes=1)
 
 
-def _shared(settings: Sequence[Setting], others: Sequence[Setting]) -> Array:
+def _shared_parts(settings: Sequence[Setting], others: Sequence[Setting]) -> Array:
     """Return whether rows share each part with others, [2, rows, others]."""
     mine, theirs = ([_keys(setting) for setting in rows] for rows in (settings, others))
     equal = [[[a == b for a, b in zip(m, t, strict=True)] for t in theirs] for m in mine]

@@ -36,7 +36,7 @@ def model_at(network: Network, length: int = 0, fused: bool = False) -> Model:
     torch 2 on.
     """
     if fused:
-        return _fused(model_at(network, length))
+        return _fused_model(model_at(network, length))
     if network.code:
         return own_model(network.code, own_dataset(network.data), "")
     path = record_path(network.name, length)
@@ -48,7 +48,7 @@ def model_at(network: Network, length: int = 0, fused: bool = False) -> Model:
     return model_of(path.read_bytes())
 
 
-def _fused(model: Model) -> Model:
+def _fused_model(model: Model) -> Model:
     if not isinstance(model, TorchModel):
         return model
     calls = tuple(

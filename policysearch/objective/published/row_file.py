@@ -150,7 +150,7 @@ def read_file(
 
 def _entries(path: Path | None, shipped: str) -> list[tuple[str, object]]:
     where = str(path or shipped)
-    text = read_text(path, EXPECTED) if path else _shipped(shipped)
+    text = read_text(path, EXPECTED) if path else _shipped_text(shipped)
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -176,5 +176,5 @@ def built_of(rows: Iterable[T], build: Callable[[T], B]) -> tuple[list[B], list[
     return built, unbuilt
 
 
-def _shipped(name: str) -> str:
+def _shipped_text(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")

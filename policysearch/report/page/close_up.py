@@ -40,7 +40,9 @@ def _policy(sight: Sight, trial: Trial) -> Html:
         for title, picture in figures
         if picture is not None
     ]
-    said = tag("p", tag("b", f"{_capital(sight.formats_said(trial))}. "), _standing(sight, trial))
+    said = tag(
+        "p", tag("b", f"{_capital(sight.formats_said(trial))}. "), _outlook_sentence(sight, trial)
+    )
     inside = tag(
         "div",
         said,
@@ -56,7 +58,7 @@ def _capital(said: str) -> str:
     return said if said.split()[0] in FORMATS else f"{said[0].upper()}{said[1:]}"
 
 
-def _standing(sight: Sight, trial: Trial) -> str:
+def _outlook_sentence(sight: Sight, trial: Trial) -> str:
     results = sight.results
     if trial.diverged:
         return typeset(f"It does not train: {trial.divergence}.")

@@ -109,7 +109,7 @@ def body(sight: Sight) -> Html | None:
         front = "Blue marks are the front, which no other policy beats by what can be told."
     if sight.pick:
         front += " The star is the one above."
-    if any(map(_crossed, rows)):
+    if any(map(_cross_class, rows)):
         front += (
             " A cross fails in a longer training, or shows a sign of it, though its gap here is "
             "small: below, How sure is that? has the two measures."
@@ -267,7 +267,7 @@ def _spans(
     """Return the ends of intervals: of speed, upright, and of gaps over seeds, level."""
     found = []
     for row in rows:
-        if not _spanned(sight, row):
+        if not _is_spanned(sight, row):
             continue
         px, py = place[row.trial]
         if kind.more:
@@ -277,7 +277,7 @@ def _spans(
     return found
 
 
-def _spanned(sight: Sight, row: Row) -> bool:
+def _is_spanned(sight: Sight, row: Row) -> bool:
     return row.on_front or row.trial in sight.sound
 
 
@@ -298,7 +298,7 @@ def _marks(
         for row in told
     ]
     for cls in ("dot-early", "dot-fail"):
-        crossed = [place[row.trial] for row in others if _crossed(row) == cls]
+        crossed = [place[row.trial] for row in others if _cross_class(row) == cls]
         marks.append(crosses(crossed, cls, 5.0))
     return marks
 
@@ -309,7 +309,7 @@ def _told(sight: Sight, row: Row, kind: Kind) -> str:
     return f"{said}, gap {sight.gap_said(row)} {sight.results.unit}; {sight.state(row)}"
 
 
-def _crossed(row: Row) -> str:
+def _cross_class(row: Row) -> str:
     """Return the cross of what fails when trained longer, or shows the early sign; "" of others."""
     early = row.early_sign and row.confirmed_gap is None
     return "dot-fail" if row.fault else "dot-early" if early else ""
@@ -337,7 +337,7 @@ def _links(
             shapes.append(_star(x, y))
         elif row.on_front:
             shapes.append(tag("circle", cx=at(x), cy=at(y), r=5.5, cls="dot-front"))
-        if row.on_front and (cls := _crossed(row)):
+        if row.on_front and (cls := _cross_class(row)):
             shapes.append(crosses([(x, y)], cls, 7.5))
         said = _told(sight, row, kind)
         link = tag(
@@ -382,9 +382,9 @@ def outline(preset: str, x: float, y: float, s: float = 8.5) -> Html:
 
 def _legend(sight: Sight, rows: list[Row]) -> Html:
     """Explain what is drawn, and nothing else."""
-    crossed = {_crossed(row) for row in rows}
+    crossed = {_cross_class(row) for row in rows}
     base = sight.results.spec.study.baseline
-    spanned = [row for row in rows if _spanned(sight, row)]
+    spanned = [row for row in rows if _is_spanned(sight, row)]
     level = any(row.gap_low95 is not None for row in spanned)
     matters = sight.results.matters_gap and not sight.results.cannot_rank
     items = [

@@ -67,7 +67,7 @@ def draw(sight: Sight, trial: Trial) -> Html:
             else "Nothing, in the steps that were looked at."
         )
         parts.append(tag("p", why, cls="note"))
-    parts += [_vanishing(trial), _scale(sight, trial)]
+    parts += [_vanishing_updates(trial), _scale(sight, trial)]
     return joined(parts)
 
 
@@ -93,7 +93,7 @@ def _line(
     return tag("tr", tag("th", shortened(name, 24), scope="row"), *cells)
 
 
-def _vanishing(trial: Trial) -> Html | None:
+def _vanishing_updates(trial: Trial) -> Html | None:
     """Say which share of the updates moved nothing, by probed step, and what that comes to."""
     runs = [score.swamped for score in trial.scores if score.swamped.shares]
     if not runs or not any(share for run in runs for _, share in run.shares):

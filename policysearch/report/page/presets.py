@@ -27,7 +27,10 @@ def body(sight: Sight) -> Html | None:
     results = sight.results
     if not sight.detailed:
         return None
-    tried, failed = _tried(sight), {name: t.reason for t in results.failed for name in t.presets}
+    tried, failed = (
+        _tried_presets(sight),
+        {name: t.reason for t in results.failed for name in t.presets},
+    )
     lines = [(name, _line(sight, trial)) for name, trial in tried.items()]
     lines += [
         (name, tag("dd", f"failed: {why}")) for name, why in failed.items() if name not in tried
@@ -42,7 +45,7 @@ def body(sight: Sight) -> Html | None:
     return joined(parts)
 
 
-def _tried(sight: Sight) -> dict[str, Trial]:
+def _tried_presets(sight: Sight) -> dict[str, Trial]:
     """Return the presets that were trained: by the ladder, by hand, or as an equal policy."""
     tried = {name: t for t in sight.results.trials for name in t.presets}
     for trial in sight.results.trials:

@@ -30,11 +30,11 @@ def running(sight: Sight, trial: Trial) -> Html:
     if runs is None:
         said = sight.formats_said(trial)
         return joined(
-            (tag("p", f"{said}. {NOT_KEPT}"), tag("p", _stored(policy, None), cls="note"))
+            (tag("p", f"{said}. {NOT_KEPT}"), tag("p", _storage_words(policy, None), cls="note"))
         )
     every = sum(row.product for row in runs.values())
-    pairs = [(tag("dt", name), _layers(layers, every)) for name, layers in _grouped(runs)]
-    notes = [_stored(policy, runs), *_otherwise(policy, runs)]
+    pairs = [(tag("dt", name), _layers(layers, every)) for name, layers in _layer_groups(runs)]
+    notes = [_storage_words(policy, runs), *_otherwise(policy, runs)]
     notes += [
         f"From step {phase.first_step} on {_few([n or NO_LAYER for n, _ in phase.layers])} "
         "have other formats."
@@ -44,7 +44,7 @@ def running(sight: Sight, trial: Trial) -> Html:
     return joined((tag("dl", *pairs, cls="facts"), *lines))
 
 
-def _grouped(runs: Runs) -> list[tuple[str, list[tuple[str, RunsIn]]]]:
+def _layer_groups(runs: Runs) -> list[tuple[str, list[tuple[str, RunsIn]]]]:
     """Return the layers by what they run in, in words; first those in which products run."""
     found: dict[str, list[tuple[str, RunsIn]]] = {}
     for name, row in runs.items():
@@ -77,7 +77,7 @@ def _few(names: list[str]) -> str:
     return shortened(f"{', '.join(names[:-1])} and {names[-1]}", MOST_LETTERS)
 
 
-def _stored(policy: Policy, runs: Runs | None) -> str:
+def _storage_words(policy: Policy, runs: Runs | None) -> str:
     """Say in what weights are kept."""
     if policy.master_weights:
         return "Weights are kept in float32 (master weights); layers read copies in their format."

@@ -165,7 +165,7 @@ class Sight:
     def beaten(self, trial: Trial) -> str:
         """Return by whom a policy is beaten: by the pick where it does that, else by what holds."""
         here, resolutions = self.results.point(trial), self.results.spec.objectives.resolutions
-        for number, there in self._holding:
+        for number, there in self._holding_points:
             if number != trial.number and covers(there, here, resolutions):
                 alike = covers(here, there, resolutions)
                 return f"{'as good as' if alike else 'beaten by'} trial {number}"
@@ -177,7 +177,7 @@ class Sight:
         return f"beaten by trial {by.number}{late}"
 
     @cached_property
-    def _holding(self) -> list[tuple[int, Point]]:
+    def _holding_points(self) -> list[tuple[int, Point]]:
         """Number and point of what may be picked, the pick first."""
         ordered = sorted(self.sound, key=lambda n: (self.mark(n) != "★", n))
         return [(number, self.results.point(self.trial[number])) for number in ordered]

@@ -101,16 +101,18 @@ def spans(pairs: Sequence[tuple[str, str]], what: str) -> str:
     """
     runs = [list(rows) for _, rows in groupby(pairs, key=lambda pair: pair[1])]
     if len(runs) == 1:
-        return f"{_computed(pairs[0][1])} throughout"
+        return f"{_product_words(pairs[0][1])} throughout"
     if len(runs) <= MOST_GROUPS:
-        return ", ".join(f"{_computed(run[0][1])} in {span([n for n, _ in run])}" for run in runs)
+        return ", ".join(
+            f"{_product_words(run[0][1])} in {span([n for n, _ in run])}" for run in runs
+        )
     return ", ".join(
-        f"{_computed(name)} in {n} of {len(pairs)} {what}"
+        f"{_product_words(name)} in {n} of {len(pairs)} {what}"
         for name, n in Counter(form for _, form in pairs).most_common()
     )
 
 
-def _computed(name: str) -> str:
+def _product_words(name: str) -> str:
     alone = name in FORMATS and format_named(name).operands_only
     return f"{name} products" if alone else name
 
@@ -140,10 +142,10 @@ def typeset(said: str) -> str:
 
     1.15x is 1.15×, 95 % is 95%, +6.2e-05 is +6.2×10⁻⁵ and -0.1 is −0.1.
     """
-    return _TYPED.sub(_typed, said)
+    return _TYPED.sub(_typeset_number, said)
 
 
-def _typed(found: re.Match[str]) -> str:
+def _typeset_number(found: re.Match[str]) -> str:
     kind, said = found.lastgroup, found[found.lastgroup or 0]
     if kind == "power":
         return power(float(said), sign=said[0] == "+")

@@ -108,7 +108,7 @@ def _wide(old: LayerPolicy, name: str) -> LayerPolicy:
         return with_words(old, name) if any(map(is_narrow, formats)) else old
     if min(format_named(format).bits for format in formats) >= format_named(name).bits:
         return old
-    return uniform_layer(name, param=old.param, accumulator=_summed(name, old.accumulator))
+    return uniform_layer(name, param=old.param, accumulator=_sum_format(name, old.accumulator))
 
 
 def _short(layer: LayerPolicy) -> str:
@@ -116,7 +116,7 @@ def _short(layer: LayerPolicy) -> str:
     return short_format(layer.compute) if words == SAME else words
 
 
-def _summed(name: str, accumulator: str) -> str:
+def _sum_format(name: str, accumulator: str) -> str:
     return "float32" if name == "float32" else accumulator
 
 

@@ -187,10 +187,10 @@ class Records:
             self.prices[priced_on, digest] = from_plain(PolicyCost, value, key)
         elif kind in ("asked", "look"):
             where = self.outstanding if kind == "asked" else self.low_fidelity
-            where[rest] = _asked(rest, value)
+            where[rest] = _asked_record(rest, value)
             self.stopped = ""
         elif kind == "weighed":
-            self.weighed = [_asked(digest, each) for digest, each in value.items()]
+            self.weighed = [_asked_record(digest, each) for digest, each in value.items()]
         elif kind == "finalists":
             self.finalists += shapes.texts(value, key)
         elif kind == "stop":
@@ -362,13 +362,13 @@ class Records:
             },
             constraints={"diverged": float(lost)},
         )
-        study.add_trial(_lasting(trial, outcomes.values()))
+        study.add_trial(_trial_with_start(trial, outcomes.values()))
         self.trials.append(replace(asked, number=self._trials_made))
         self._trials_made += 1
         self._end(self.trials[-1])
 
 
-def _lasting(
+def _trial_with_start(
     trial: optuna.trial.FrozenTrial, outcomes: Iterable[Outcome]
 ) -> optuna.trial.FrozenTrial:
     """Return the trial with a start, so that Optuna's tools show how long its runs trained."""
@@ -412,10 +412,10 @@ def unreadable(lines: Sequence[Line]) -> list[int]:
             raise
         except InputError:
             places.add(place)
-    return sorted(places | _contradicting(lines, places))
+    return sorted(places | _contradictions(lines, places))
 
 
-def _contradicting(lines: Sequence[Line], left_out: set[int]) -> set[int]:
+def _contradictions(lines: Sequence[Line], left_out: set[int]) -> set[int]:
     """Return the places of second records of an identity that say another one."""
     found, known = set(), Records([])
     for place, line in enumerate(lines):
@@ -439,7 +439,7 @@ def _plain_asked(asked: Asked) -> dict[str, Any]:
     return plain | ({"expected": asked.expected} if asked.expected else {})
 
 
-def _asked(digest: str, plain: Mapping[str, Any]) -> Asked:
+def _asked_record(digest: str, plain: Mapping[str, Any]) -> Asked:
     return Asked(-1, digest, **shapes.asked(plain, "asked"))
 
 

@@ -357,7 +357,7 @@ def not_replayed(records: Iterable[dict[str, Any]]) -> list[int]:
     """
     backend, places = _Remembered(), list[int]()
     storage = JournalStorage(backend)
-    backend.records += map(_copied, records)
+    backend.records += map(_record_copy, records)
     while backend.place < len(backend.records):
         try:
             storage.get_study_name_from_id(0)
@@ -367,7 +367,7 @@ def not_replayed(records: Iterable[dict[str, Any]]) -> list[int]:
     return [place for place in places if place < len(backend.records)]
 
 
-def _copied(record: dict[str, Any]) -> dict[str, Any] | None:
+def _record_copy(record: dict[str, Any]) -> dict[str, Any] | None:
     """Return a copy, as Optuna takes one of all that it shows; None of what is nested too deep."""
     try:
         return copy.deepcopy(record)

@@ -38,11 +38,11 @@ def try_policy(
         session = Session(spec, objective, records, folder)
         keep_graph(spec, objective, storage)
         with make_executor(objective, processes, len(spec.study.seeds)) as executor:
-            asked, new = _recorded(session, policy, executor, progress)
+            asked, new = _record_trial(session, policy, executor, progress)
         return session.results(), asked.number, new
 
 
-def _recorded(
+def _record_trial(
     session: Session, policy: Policy, executor: Executor, progress: Progress | None
 ) -> tuple[Asked, bool]:
     """Train what `policy` lacks and record it by hand; return it, and whether it is new.

@@ -43,7 +43,7 @@ def idle_decisions(results: Results, space: Space) -> tuple[IdleDecision, ...]:
     """
     trained = [(trial, space.project(trial.policy)) for trial in results.trials]
     exact = [(t, p) for t, p in trained if not t.diverged and space.policy(p).digest == t.digest]
-    merged = [(trial, _merged(params, trial)) for trial, params in exact]
+    merged = [(trial, _merged_params(params, trial)) for trial, params in exact]
     decisions = []
     for name in sorted({name for _, params in merged for name in params}):
         groups: dict[Hashable, list[Trial]] = defaultdict(list)
@@ -51,7 +51,9 @@ def idle_decisions(results: Results, space: Space) -> tuple[IdleDecision, ...]:
             rest = tuple((k, v) for k, v in params.items() if k != name)
             groups[rest].append(trial)
         pairs = [pair for group in groups.values() for pair in combinations(group, 2)]
-        alike = sum(_alike(_measured(one), _measured(other)) for one, other in pairs)
+        alike = sum(
+            _alike(_measures_by_seed(one), _measures_by_seed(other)) for one, other in pairs
+        )
         decisions.append(IdleDecision(name, len(pairs), alike))
     return tuple(each for each in decisions if each.pairs >= ENOUGH and each.alike == each.pairs)
 
@@ -61,14 +63,14 @@ def idle_lines(results: Results, space: Space) -> Sequence[str]:
     return [each.line for each in idle_decisions(results, space)]
 
 
-def _merged(params: Params, trial: Trial) -> dict[str, Hashable]:
+def _merged_params(params: Params, trial: Trial) -> dict[str, Hashable]:
     """Return what was decided, the parts of the loss scale as one."""
     scale = {name for name in params if name in MODIFYING}
     others: dict[str, Hashable] = {k: v for k, v in params.items() if k not in scale}
     return others | ({"loss_scale": trial.policy.loss_scale} if scale else {})
 
 
-def _measured(trial: Trial) -> dict[int, tuple[float, float | None]]:
+def _measures_by_seed(trial: Trial) -> dict[int, tuple[float, float | None]]:
     measured = ((score.loss_gap, score.validation_accuracy) for score in trial.scores)
     return dict(zip(trial.seeds, measured, strict=True))
 

@@ -61,7 +61,7 @@ def intervals(gaps: Sequence[Sequence[float]]) -> list[Interval | None]:
     fitted = [i for i, row in enumerate(gaps) if len(row) == most > 1 and np.var(row) > 0.0]
     shared: dict[int, tuple[float, float]] = {}
     if len(fitted) >= FEWEST:
-        moderated = _moderated(np.array([gaps[i] for i in fitted]))
+        moderated = _moderated_variances(np.array([gaps[i] for i in fitted]))
         shared = dict(zip(fitted, moderated, strict=True))
     spreads = (shared[i] if i in shared else _alone(row) for i, row in enumerate(gaps))
     return [_interval(row, *spread) for row, spread in zip(gaps, spreads, strict=True)]
@@ -104,7 +104,7 @@ def _alone(row: Sequence[float]) -> tuple[float, float]:
     return (float(np.var(row, ddof=1)), len(row) - 1.0) if len(row) > 1 else (0.0, 0.0)
 
 
-def _moderated(gaps: NDArray[np.float64]) -> list[tuple[float, float]]:
+def _moderated_variances(gaps: NDArray[np.float64]) -> list[tuple[float, float]]:
     """Return each policy's variance drawn towards the trend, and its degrees of freedom.
 
     `gaps`: [policies, seeds]. log s^2 is linear in log |gap|; with d = seeds - 1 its expectation is

@@ -323,7 +323,7 @@ class Results(Views):
             return order.get(trial.number, len(order)), -trial.cost.speedup, trial.number
 
         ordered = sorted(self.trials, key=place)
-        return tuple(_compared(self, trial, _row(self, trial)) for trial in ordered)
+        return tuple(_compared_row(self, trial, _row(self, trial)) for trial in ordered)
 
     def to_frame(self) -> pandas.DataFrame:
         """Return `rows` as a DataFrame, a column per field of `Row`."""
@@ -357,7 +357,7 @@ def _row(results: Results, trial: Trial) -> Row:
     )
 
 
-def _compared(results: Results, trial: Trial, row: Row) -> Row:
+def _compared_row(results: Results, trial: Trial, row: Row) -> Row:
     """Return the row with what its speed is compared with, and the batches it rests on."""
     spec, over = results.spec, {speedup.over: speedup.value for speedup in results.speedups(trial)}
     return replace(

@@ -166,7 +166,7 @@ def training_verdict(results: Evidence, trial: Trial) -> Verdict:
     kind: Kind = "trains, but" if faults else "trains"
     faster = f"{_times_baseline(results, trial)}{_faster(speed, FLOAT32)}"
     text = f"{kind}{' ' if faults else ': '}{sure}; {faster}"
-    switch = None if results.cannot_rank else _switched(results, None, FLOAT32)
+    switch = None if results.cannot_rank else _switch_row(results, None, FLOAT32)
     told = switch is not None and switch[2].loss_told
     if switch and told and switch[0] is not trial and _as_fast(switch, (trial, speed, beside)):
         text += f"; {SWITCH}, loses nothing that matters: this is {_than_switch(trial, switch)}"
@@ -194,7 +194,7 @@ def _found(results: Evidence) -> Verdict:
     if not results.front or _all_lost(results):
         return _nothing(results)
     rival, over, note = _rival(results)
-    goal, switch = results.spec.goal, _switched(results, rival, over)
+    goal, switch = results.spec.goal, _switch_row(results, rival, over)
     sound = [trial for trial in results.sound_front() if not _doubt(results, trial)]
     new = [t for t in sound if t is not rival and FLOAT32 not in t.presets]
     others = [_row(results, trial, rival, over) for trial in new]
@@ -202,7 +202,7 @@ def _found(results: Evidence) -> Verdict:
     if switch and all(row[0] is not switch[0] for row in others):
         others.append(switch)
     if goal is not None and goal.want != "fastest":
-        return _wanted(results, goal, others, note)
+        return _goal_verdict(results, goal, others, note)
     others = [row for row in others if goal is None or within(goal, row)]
     switch = switch if switch and any(row[0] is switch[0] for row in others) else None
     return _fastest(results, others, switch)
@@ -214,23 +214,25 @@ def _fastest(results: Evidence, others: Sequence[Row], switch: Row | None) -> Ve
     faster = [row for row in others if row[1].value >= 1.0 + MODEL_RESOLUTION["speedup"]]
     free = [row for row in faster if accepts(goal, row[2])]
     told = [row for row in free if row[2].loss_told or limits_loss(goal)]
-    pick = _picked(told or free, faster)
+    pick = _pick(told or free, faster)
     if switch and switch[2].loss_told and pick and _as_fast(switch, pick):
         return _take_switch(results, switch, pick[0], over, note, others)
     if free and pick:
         if not told:
             return _more_seeds(results, pick, over, note)
-        return _take(results, pick, _picked(free, faster), over, note)
+        return _take(results, pick, _pick(free, faster), over, note)
     if pick:
         trial, speed, lost_by = pick
         text = f"faster only at a cost: {_name(trial)} is {_faster(speed, over)}, {lost_by.cost}"
         share = _share(results, lost_by)
-        text = f"{text}{share}; {_later(results, trial)}; otherwise keep {_called(over)}"
+        text = f"{text}{share}; {_later(results, trial)}; otherwise keep {_rival_words(over)}"
         return _verdict("at a cost", text + note, results, trial, speed, lost_by)
     return _keep(results, rival, over, note, others)
 
 
-def _wanted(results: Evidence, goal: GoalSection, others: Sequence[Row], note: str) -> Verdict:
+def _goal_verdict(
+    results: Evidence, goal: GoalSection, others: Sequence[Row], note: str
+) -> Verdict:
     """Return what a goal wants that is not the fastest, of what was tried and what is run."""
     rival, over, _ = _rival(results)
     own = None if rival is None else _row(results, rival, rival, over)
@@ -240,7 +242,7 @@ def _wanted(results: Evidence, goal: GoalSection, others: Sequence[Row], note: s
         return _more_seeds(results, untold, over, note)
     if found is None or found is own:
         why = "meets the goal" if found is None else "is nearer to the goal"
-        text = f"keep {_called(over)}: nothing tried {why} ({goal.words})"
+        text = f"keep {_rival_words(over)}: nothing tried {why} ({goal.words})"
         number = rival.number if rival else None
         return Verdict("keep", text + note, number, rival.label if rival else over, over)
     trial, speed, lost = found
@@ -250,13 +252,13 @@ def _wanted(results: Evidence, goal: GoalSection, others: Sequence[Row], note: s
     return _verdict("take", text + note, results, *found)
 
 
-def _tried(results: Evidence) -> list[Trial]:
+def _tried_policies(results: Evidence) -> list[Trial]:
     return [trial for trial in results.trials if FLOAT32 not in trial.presets]
 
 
 def _all_lost(results: Evidence) -> bool:
     """Return whether something but float32 was tried, and none of it trained to its end."""
-    tried = _tried(results)
+    tried = _tried_policies(results)
     return bool(tried or results.failed) and all(trial.diverged for trial in tried)
 
 
@@ -264,7 +266,7 @@ def _nothing(results: Evidence) -> Verdict:
     """Return that nothing trained, or that nothing was tried."""
     if not _all_lost(results):
         return Verdict("undecided", "nothing was trained to its end")
-    count = len(_tried(results)) + len(results.failed)
+    count = len(_tried_policies(results)) + len(results.failed)
     text = f"nothing works: of {count} tried beside float32 all diverged or failed; keep float32"
     return Verdict("nothing works", text)
 
@@ -274,14 +276,14 @@ def _doubt(results: Evidence, trial: Trial) -> str:
     return results.fault(trial) if results.confirmation(trial) else trial.early_sign
 
 
-def _picked(free: Sequence[Row], faster: Sequence[Row]) -> Row | None:
+def _pick(free: Sequence[Row], faster: Sequence[Row]) -> Row | None:
     """Return the fastest at no loss that matters, else of what is faster that of least loss."""
     if free:
         return max(free, key=lambda row: (row[1].value, -row[0].number))
     return min(faster, key=lambda row: (row[2].gap, -row[1].value), default=None)
 
 
-def _switched(results: Evidence, rival: Trial | None, over: str) -> Row | None:
+def _switch_row(results: Evidence, rival: Trial | None, over: str) -> Row | None:
     """Return TF32 as a row, where the device has it and it was seen to lose nothing that matters.
 
     None where it is what is run, where no run of it is known, and where it fails later. Seeds may
@@ -317,7 +319,7 @@ def _take_switch(
     """Return that TF32 is to be taken, what it makes needless, and what needs less memory."""
     trial, speed, lost_by = switch
     sure = f"{lost_by.said}; {_later(results, trial)}"
-    saved = _saved(trial, _rival(results)[0])
+    saved = _memory_words(trial, _rival(results)[0])
     named = f"trial {trial.number}, {TF32}"
     text = f"take {SWITCH} ({named}: {_faster(speed, over)}{saved}; {sure})"
     if pick is not trial:
@@ -346,7 +348,7 @@ def _smaller(others: Sequence[Row], memory: float, speed: float = 1.0) -> str:
 def _take(results: Evidence, best: Row, ahead: Row | None, over: str, note: str) -> Verdict:
     """Return that the best is to be taken, and what is `ahead` of it but cannot be judged."""
     trial, speed, lost_by = best
-    saved = _saved(trial, _rival(results)[0])
+    saved = _memory_words(trial, _rival(results)[0])
     sure = f"{lost_by.cost if lost_by.worse else lost_by.said}; {_later(results, trial)}"
     text = f"take {_name(trial)} ({_faster(speed, over)}{saved}; {sure})"
     if ahead and ahead is not best and TF32 not in ahead[0].presets:  # else it is said anyway
@@ -364,7 +366,7 @@ def _more_seeds(results: Evidence, best: Row, over: str, note: str) -> Verdict:
     then = f"study.seeds of {seeds} seeds and `policysearch run` again decide"
     if seeds > MOST_SEEDS:
         then = f"over {MOST_SEEDS} seeds would be needed: `policysearch noise` says what else helps"
-    text = f"{OPEN}{_untold(*best, over)}; {then}; until then keep {_called(over)}"
+    text = f"{OPEN}{_untold(*best, over)}; {then}; until then keep {_rival_words(over)}"
     return _verdict("undecided", text + note, results, *best)
 
 
@@ -372,7 +374,7 @@ def _keep(
     results: Evidence, rival: Trial | None, over: str, note: str, others: Sequence[Row]
 ) -> Verdict:
     """Return that nothing is faster, and what needs less memory at no loss that matters."""
-    text = f"keep {_called(over)}: nothing tried is faster at no more loss"
+    text = f"keep {_rival_words(over)}: nothing tried is faster at no more loss"
     text += _smaller(others, rival.cost.memory_ratio if rival else 1.0)
     number = rival.number if rival else None
     return Verdict("keep", text + note, number, rival.label if rival else over, over)
@@ -432,7 +434,7 @@ def _name(trial: Trial) -> str:
     return f"trial {trial.number}, {trial.label}"
 
 
-def _called(over: str) -> str:
+def _rival_words(over: str) -> str:
     return f"what you run, {over}"
 
 
@@ -449,7 +451,7 @@ def _times_baseline(results: Evidence, trial: Trial) -> str:
     return f"{_over(results, trial, rival, over).value:.2f}x your baseline {over}, "
 
 
-def _saved(trial: Trial, rival: Trial | None) -> str:
+def _memory_words(trial: Trial, rival: Trial | None) -> str:
     """Say what a policy takes of the memory of what it is faster than, where that is less."""
     share = trial.cost.memory_ratio / (rival.cost.memory_ratio if rival else 1.0)
     least = MODEL_RESOLUTION["memory_ratio"]

@@ -139,7 +139,7 @@ class ClusterExecutor:
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
             return
-        there, self._looked = self._asked(), time.monotonic()
+        there, self._looked = self._known_workers(), time.monotonic()
         self._say_where_none(there)
         for worker in sorted(there - self._living):
             self._call(_Call(worker), said_identity)
@@ -150,7 +150,7 @@ class ClusterExecutor:
             worker, why = next(iter(self._refused.items()))
             raise InputError(f"worker {worker}: {why}; expected what the coordinator has")
 
-    def _asked(self) -> set[str]:
+    def _known_workers(self) -> set[str]:
         """Return the workers that the scheduler knows; InputError where it says nothing."""
         ask, limit = self._client.scheduler.ncores, f"{ANSWER_SECONDS:g} s"
         try:
@@ -210,7 +210,7 @@ class ClusterExecutor:
                     self._go_on(call, queue)
                     ended.append((call, future))
         for each in ended:
-            yield from self._ended(*each)
+            yield from self._outcomes_of(*each)
         yield from self._lost()
 
     def _go_on(self, call: _Call, queue: Queue) -> None:
@@ -235,7 +235,9 @@ class ClusterExecutor:
                 self._doubled.add(call)  # It may still end, and first.
                 yield call.attempt, Failure(f"no result, on {ATTEMPTS} workers"), True
 
-    def _ended(self, call: _Call, future: Future[Any]) -> Iterator[tuple[Attempt, Outcome, bool]]:
+    def _outcomes_of(
+        self, call: _Call, future: Future[Any]
+    ) -> Iterator[tuple[Attempt, Outcome, bool]]:
         attempt = call.attempt
         try:
             result = future.result(timeout=RESULT_SECONDS)

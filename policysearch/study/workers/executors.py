@@ -267,7 +267,7 @@ class ProcessExecutor:
         running: dict[Future[tuple[Outcome, bool]], tuple[Attempt, ProcessPoolExecutor]] = {}
         while True:
             while len(running) < self._processes and (attempt := queue.take()) is not None:
-                pool = self._idle.pop() if self._idle else self._started()
+                pool = self._idle.pop() if self._idle else self._started_pool()
                 try:
                     future = pool.submit(_measure, attempt.job)
                 except BrokenProcessPool:  # Killed while it was idle.
@@ -293,7 +293,7 @@ class ProcessExecutor:
             result = future.result()
         except BrokenProcessPool:
             self._drop(pool)
-            self._idle.append(self._proved())
+            self._idle.append(self._proved_process())
             killed = f"training process killed from outside {ATTEMPTS} times (out of memory?)"
             return Failure(killed), True
         self._idle.append(pool)
@@ -303,13 +303,13 @@ class ProcessExecutor:
         self._pools.remove(pool)
         pool.shutdown(wait=False)
 
-    def _proved(self) -> ProcessPoolExecutor:
+    def _proved_process(self) -> ProcessPoolExecutor:
         """Return a new process that has proved to start; InputError where none does.
 
         Else every policy would be recorded as one that kills its training.
         """
         for _ in range(ATTEMPTS):
-            pool = self._started()
+            pool = self._started_pool()
             try:
                 pool.submit(_ready).result()
             except BrokenProcessPool:
@@ -325,7 +325,7 @@ class ProcessExecutor:
     def _task(self) -> Task:
         return self._objective.shared_task()
 
-    def _started(self) -> ProcessPoolExecutor:
+    def _started_pool(self) -> ProcessPoolExecutor:
         objective = self._objective
         pool = ProcessPoolExecutor(
             1,

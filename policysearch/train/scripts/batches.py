@@ -66,7 +66,7 @@ class Drawing:
     def first(self) -> Any:
         """Return the first batch as it is kept; InputError where the loader yields none."""
         with seeded(self.seed):
-            for batch in self._checked(iter_of(self.loader), "loader"):
+            for batch in self._checked_batches(iter_of(self.loader), "loader"):
                 return _with(batch, self.counted([batch]) if self.counted else {})
         raise InputError("loader: yields nothing; expected at least one batch")
 
@@ -101,7 +101,7 @@ class Drawing:
     def _epoch(self, epoch: int) -> Iterator[Any]:
         if hasattr(self.loader, "set_epoch"):
             self.loader.set_epoch(epoch)
-        yield from self._checked(iter_of(self.loader), f"loader, epoch {epoch}")
+        yield from self._checked_batches(iter_of(self.loader), f"loader, epoch {epoch}")
 
     def validating(self) -> Iterator[Any]:
         """Yield the batches that validate."""
@@ -109,7 +109,7 @@ class Drawing:
         loader, most = self.validation or self.loader, self.validation_batches
         if most is None:
             most = VALIDATION_BATCHES if self.validation is None else self._validates_at_most()
-        for batch in itertools.islice(self._checked(iter_of(loader), "validation"), most):
+        for batch in itertools.islice(self._checked_batches(iter_of(loader), "validation"), most):
             size = size or rows_of(batch)
             if rows_of(batch) == size:
                 yield batch
@@ -135,7 +135,7 @@ class Drawing:
     def fills(self, name: str, values: Any) -> bool:
         return name in self.pads and values.ndim > 1
 
-    def _checked(self, batches: Iterator[Any], where: str) -> Iterator[Any]:
+    def _checked_batches(self, batches: Iterator[Any], where: str) -> Iterator[Any]:
         """Yield the batches; InputError where drawing one fails."""
         for index in itertools.count():
             try:
@@ -159,7 +159,7 @@ def iter_of(loader: Any) -> Iterator[Any]:
     A function gives a batch each time it is called, or what yields them.
     """
     if _is_function(loader):
-        return _called(loader)
+        return _calls_of(loader)
     if isinstance(loader, torch.Tensor) or not hasattr(loader, "__iter__"):
         given = type(loader).__name__
         raise InputError(f"loader: {given}; expected a DataLoader or what yields batches")
@@ -180,7 +180,7 @@ def _is_function(loader: Any) -> bool:
     return callable(loader) and not hasattr(loader, "__iter__")
 
 
-def _called(function: Callable[[], Any]) -> Iterator[Any]:
+def _calls_of(function: Callable[[], Any]) -> Iterator[Any]:
     given = function()
     if hasattr(given, "__next__"):
         yield from given
@@ -354,7 +354,7 @@ def spooled(
     """
     spooling = Spooling(drawing, layout, labels)
     try:
-        asked = _asked(drawing, spooling)
+        asked = _drawing_digest(drawing, spooling)
         known = reusable(path, asked)
         if known is None:
             known = Spooling.write(spooling, path, limit, asked)
@@ -364,7 +364,7 @@ def spooled(
     return Spooled(SpooledDataset.at(path, name, known), spooling.left_out, drawing.length)
 
 
-def _asked(drawing: Drawing, spooling: Spooling) -> str:
+def _drawing_digest(drawing: Drawing, spooling: Spooling) -> str:
     """Return SHA-256 in hex of what is drawn: all numbers, and the arrays of the first step."""
     numbers = (
         *(drawing.steps, drawing.epochs, drawing.accumulation_steps, drawing.seed),

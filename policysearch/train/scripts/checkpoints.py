@@ -35,15 +35,15 @@ def restored(path: str | Path, module: Any, optimizer: Any, schedulers: Sequence
     if weights is None:
         known = ", ".join(MODEL)
         raise InputError(f"init_from: {path}: {', '.join(held)}; expected one of {known}")
-    _loaded(path, "module", module, weights)
+    _load_state(path, "module", module, weights)
     state = None if plain is not None else _first(_part(held, OPTIMIZER))
     if state is not None and optimizer is not None:
-        _loaded(path, "optimizer", getattr(optimizer, "optimizer", optimizer), state)
+        _load_state(path, "optimizer", getattr(optimizer, "optimizer", optimizer), state)
     states = None if plain is not None else _part(held, SCHEDULER)
     for place, scheduler in enumerate(schedulers):
         own = states[place] if isinstance(states, list) else states
         if own is not None:
-            _loaded(path, "scheduler", getattr(scheduler, "scheduler", scheduler), own)
+            _load_state(path, "scheduler", getattr(scheduler, "scheduler", scheduler), own)
 
 
 def _part(held: Mapping[str, Any], names: Sequence[str]) -> Any:
@@ -59,10 +59,10 @@ def _first(state: Any) -> Any:
     return state[0] if state else None
 
 
-def _loaded(path: Path, what: str, target: Any, state: Any) -> None:
+def _load_state(path: Path, what: str, target: Any, state: Any) -> None:
     try:
         if what == "module":
-            _tied(target, target.load_state_dict(state, strict=False))
+            _check_keys(target, target.load_state_dict(state, strict=False))
         else:
             target.load_state_dict(state)
     except Exception as error:
@@ -70,7 +70,7 @@ def _loaded(path: Path, what: str, target: Any, state: Any) -> None:
         raise InputError(f"init_from: {path}: {what}: {reason}; expected one that fits") from error
 
 
-def _tied(module: Any, found: Any) -> None:
+def _check_keys(module: Any, found: Any) -> None:
     """Raise ValueError for keys that are missing or unknown; of tied weights one may be missing."""
     named = dict(module.named_parameters(remove_duplicate=False))
     there = {id(value) for name, value in named.items() if name not in found.missing_keys}

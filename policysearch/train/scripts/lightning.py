@@ -145,10 +145,10 @@ def _optimizers(module: Any, steps: int, per_epoch: int) -> tuple[Any, Stepping]
     if len(optimizers) != 1 or not isinstance(optimizers[0], torch.optim.Optimizer):
         raise InputError(f"configure_optimizers: {len(optimizers)} optimizers; expected one")
     several = schedulers if isinstance(schedulers, list | tuple) else [schedulers]
-    return optimizers[0], [_stepping(row, per_epoch) for row in several]
+    return optimizers[0], [_scheduler_interval(row, per_epoch) for row in several]
 
 
-def _stepping(row: Any, per_epoch: int) -> tuple[Any, int]:
+def _scheduler_interval(row: Any, per_epoch: int) -> tuple[Any, int]:
     """Return a scheduler and once in how many steps it steps; by epoch if nothing is said."""
     held = row if isinstance(row, Mapping) else {"scheduler": row}
     every = int(held.get("frequency") or 1)

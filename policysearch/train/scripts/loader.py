@@ -207,7 +207,7 @@ def script_of(
     kept_there = spooled(drawing, layout, place, name, file, kept.spool_bytes)
     data = kept_there.data
     with seeded(drawing.seed):
-        stepping = _stepping(module, step, layout, place, data)
+        stepping = _stepping_module(module, step, layout, place, data)
     with seeded(drawing.seed):
         model = _model(module, stepping, place, data, name, loss)
     model = replace(model, optimizer_state=read.states, updates_done=read.updates)
@@ -232,7 +232,7 @@ def script_of(
     return Script(model, data, recipe, taken=(*lines, *taken))
 
 
-def _stepping(
+def _stepping_module(
     module: Any, step: Step | None, layout: Layout, place: int | None, data: SpooledDataset
 ) -> Stepping | None:
     """Return the module as a step, with its outputs where there are labels; None without a step."""

@@ -65,7 +65,7 @@ def loop_of(tree: ast.Module, training: ast.Call) -> Loop:
 def _more(tree: ast.Module, training: ast.Call, call: str) -> Iterator[str]:
     """Yield what no name of the script stands for: a loss of several terms, rates set by hand."""
     if "loss=..." in call:
-        trained = _trained(tree, training)
+        trained = _trained_loss(tree, training)
         said = "what is trained" if trained is None else f"`{ast.unparse(trained)}`"
         yield f"`loss` a function of the net and a batch that returns {said}"
     targets = [t for n in ast.walk(tree) if isinstance(n, ast.Assign) for t in n.targets]
@@ -74,7 +74,7 @@ def _more(tree: ast.Module, training: ast.Call, call: str) -> Iterator[str]:
         yield "`scheduler` a LambdaLR of the rates that the loop sets itself"
 
 
-def _trained(tree: ast.Module, training: ast.Call) -> ast.expr | None:
+def _trained_loss(tree: ast.Module, training: ast.Call) -> ast.expr | None:
     """Return what the loop goes backward from, by what it is assigned; None where none is seen."""
     assert isinstance(training.func, ast.Attribute)
     value = training.args[0] if training.args else training.func.value
@@ -123,12 +123,12 @@ def _net_and_loader(
 ) -> Iterator[str]:
     net = _net(tree)
     yield net
-    heads = [_unwrapped(loop.iter) for loop in loops if not _range(loop)]
-    drawn = [_unwrapped(call.args[0]) for call in calls(tree) if last_name(call) == "next"]
-    made = _assigned(tree, lambda call: last_name(call).endswith("DataLoader"))
+    heads = [_inner_text(loop.iter) for loop in loops if not _range(loop)]
+    drawn = [_inner_text(call.args[0]) for call in calls(tree) if last_name(call) == "next"]
+    made = _assigned_names(tree, lambda call: last_name(call).endswith("DataLoader"))
     loader = [*heads, *made, *drawn, "loader"][0]
     yield loader
-    yield f"loss={_loss(tree, net, _trained(tree, training))}"
+    yield f"loss={_loss(tree, net, _trained_loss(tree, training))}"
     unseen = (name for name in made if name != loader and name.startswith(UNSEEN))
     yield from (f"validation={name}" for name in [*unseen][:1])
 
@@ -143,7 +143,7 @@ def _net(tree: ast.Module) -> str:
     return "net"
 
 
-def _unwrapped(value: ast.expr) -> str:
+def _inner_text(value: ast.expr) -> str:
     while isinstance(value, ast.Call) and value.args and last_name(value) in WRAPPERS:
         value = value.args[0]
     return ast.unparse(value)
@@ -161,7 +161,7 @@ def _loss(tree: ast.Module, net: str, trained: ast.expr | None) -> str:
             return ast.unparse(call.func) if _is_call(trained, last_name(call)) else "..."
     if direct := _of_outputs(tree, net, trained):
         return direct
-    modules = _assigned(tree, lambda call: last_name(call).endswith("Loss"))
+    modules = _assigned_names(tree, lambda call: last_name(call).endswith("Loss"))
     named = (name for name in modules if _is_call(trained, name.rpartition(".")[2]))
     return next(named, "...")
 
@@ -190,8 +190,8 @@ def _is_call(trained: ast.expr | None, name: str) -> bool:
 
 
 def _recipe(tree: ast.Module, training: ast.Call) -> Iterator[str]:
-    made = _assigned(tree, lambda call: last_name(call).endswith(SCHEDULERS))
-    scalers = _assigned(tree, lambda call: last_name(call) == "GradScaler")
+    made = _assigned_names(tree, lambda call: last_name(call).endswith(SCHEDULERS))
+    scalers = _assigned_names(tree, lambda call: last_name(call) == "GradScaler")
     steps = [call for call in calls(tree) if last_name(call) == "step"]
     owners = [ast.unparse(s.args[0]) if s.args else ast.unparse(s.func)[:-5] for s in steps]
     schedulers = [name for name in owners if name in made or "sched" in name]
@@ -252,7 +252,7 @@ def _range(loop: ast.For) -> str:
     return str(int(end) - int(first)) if both else f"{end} - {first}"
 
 
-def _assigned(tree: ast.Module, makes: Callable[[ast.Call], bool]) -> list[str]:
+def _assigned_names(tree: ast.Module, makes: Callable[[ast.Call], bool]) -> list[str]:
     """Return the names that such a call is assigned to."""
     return [
         ast.unparse(node.targets[0])

@@ -59,11 +59,11 @@ def outline_of(path: Path) -> Outline | None:
     built = [n.name for n in made if isinstance(n, ast.FunctionDef) and _returns(n, nets)]
     trainers = _trainers(tree, made)
     scripts = _scripts(made, (*READERS, *trainers))
-    held = _holding(tree, (*trainers, *scripts))
+    held = _holders(tree, (*trainers, *scripts))
     trained = sorted((c for c in calls(tree) if _trains(c, held)), key=lambda call: call.lineno)
     return Outline(
-        tuple(_called(node) for node in made if node.name in (*nets, *built)),
-        tuple(_called(node) for node in made if _returns(node, ("DataLoader",))),
+        tuple(_call_text(node) for node in made if node.name in (*nets, *built)),
+        tuple(_call_text(node) for node in made if _returns(node, ("DataLoader",))),
         tuple(scripts),
         trained[0].lineno if trained else 0,
         next(_at_import(tree.body, made, held), 0),
@@ -97,14 +97,14 @@ def _scripts(made: Sequence[Made], readers: Sequence[str]) -> list[str]:
     giving: list[str] = []
     for _ in made:
         giving = [node.name for node in made if _returns(node, (*readers, *giving))]
-    return [node.name for node in made if node.name in giving and _called(node).endswith("()")]
+    return [node.name for node in made if node.name in giving and _call_text(node).endswith("()")]
 
 
 def _returns(made: Made, names: Sequence[str]) -> bool:
     """Return whether a function gives what one of these names makes."""
     if isinstance(made, ast.ClassDef):
         return False
-    nodes, holding = [*ast.walk(made)], _holding(made, names)
+    nodes, holding = [*ast.walk(made)], _holders(made, names)
     returned = [node.value for node in nodes if isinstance(node, ast.Return) and node.value]
     given = [e for value in returned for e in (*getattr(value, "elts", ()), value)]
     return any(
@@ -113,7 +113,7 @@ def _returns(made: Made, names: Sequence[str]) -> bool:
     )
 
 
-def _holding(tree: ast.AST, names: Sequence[str]) -> set[str]:
+def _holders(tree: ast.AST, names: Sequence[str]) -> set[str]:
     """Return the variables that hold what one of these names makes."""
     nodes = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and _makes(n.value, names)]
     return {to.id for node in nodes for to in node.targets if isinstance(to, ast.Name)}
@@ -123,7 +123,7 @@ def _makes(value: ast.expr, names: Sequence[str]) -> bool:
     return any(last_name(call) in names for call in calls(value))
 
 
-def _called(made: Made) -> str:
+def _call_text(made: Made) -> str:
     """Return a name with the arguments that have no default."""
     function: ast.AST | None = made
     if isinstance(made, ast.ClassDef):

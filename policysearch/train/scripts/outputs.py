@@ -85,9 +85,9 @@ def outputs_place(net: Any, step: Callable[[], Any], labels: Any) -> Place | Non
         (place, outputs), gradient = tried[i], gradients[i]
         if gradient is None:
             continue
-        if _compared(outputs, gradient, labels):
+        if _is_compared(outputs, gradient, labels):
             return place
-        if labels.ndim > 1 and _compared(outputs[:, :-1], gradient[:, :-1], labels[:, 1:]):
+        if labels.ndim > 1 and _is_compared(outputs[:, :-1], gradient[:, :-1], labels[:, 1:]):
             return Place(place.module, place.key, ahead=True)
     return None
 
@@ -107,7 +107,7 @@ def _candidates(returned: Returned) -> Iterator[tuple[Place, Any]]:
                 yield Place(name, key), part
 
 
-def _compared(outputs: Any, gradient: Any, labels: Any) -> bool:
+def _is_compared(outputs: Any, gradient: Any, labels: Any) -> bool:
     """Return whether a gradient of these outputs is that of a loss beside these labels."""
     if labels.is_floating_point():
         return _numbers_compared(outputs, gradient, labels)

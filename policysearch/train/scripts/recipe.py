@@ -217,7 +217,7 @@ def recorded(optimizer: Any, schedulers: Sequence[tuple[Any, int]], steps: int) 
             momenta.append(_momentum(rows, before, step - 1))
             for scheduler, every in copies_of(copies, schedulers):
                 if step % every == 0:
-                    _stepped(scheduler, step)
+                    _step_scheduler(scheduler, step)
     moves = len(set(momenta)) > 1
     if set(shares) == {1.0} and not any(floors) and not moves:
         return {}
@@ -252,7 +252,7 @@ def _meets(tops: Sequence[float], now: Sequence[float], share: float, floor: flo
     )
 
 
-def _stepped(scheduler: Any, step: int) -> None:
+def _step_scheduler(scheduler: Any, step: int) -> None:
     """Step a scheduler; InputError where it does not last."""
     try:
         scheduler.step()

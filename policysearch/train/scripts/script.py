@@ -72,7 +72,7 @@ class Script:
                 yield f"{name}: {self.recipe[name]:g}"
         yield f"precision: {self.baseline}, the baseline of the study"
         if self.loss_scale is not None:
-            yield f"loss scale: {_scaled(self.loss_scale)}; that of dynamic scales in [space]"
+            yield f"loss scale: {_scale_words(self.loss_scale)}; that of dynamic scales in [space]"
 
     @property
     def task(self) -> Task:
@@ -127,7 +127,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _scaled(scale: LossScale) -> str:
+def _scale_words(scale: LossScale) -> str:
     return (
         f"begins at {scale.init_scale:g}, {scale.growth_factor:g} times as large after "
         f"{scale.growth_interval} clean steps, {scale.backoff_factor:g} times after an overflow"

@@ -52,7 +52,7 @@ class Layout:
             leaf.path: tensor.bool() if leaf.truths else tensor
             for leaf, tensor in zip(self.leaves, tensors, strict=True)
         }
-        return _filled(self.shell, held, ())
+        return _value_of(self.shell, held, ())
 
     def labels(self, wanted: str = "") -> int | None:
         """Return the place of the labels: those called so, or the last of several without names.
@@ -72,7 +72,7 @@ class Layout:
 def layout_of(batch: Any) -> Layout:
     """Return how a batch is made; InputError for what is neither tensor, number nor word."""
     leaves, words = list[Leaf](), list[str]()
-    shell = _emptied(batch, (), leaves, words)
+    shell = _shell_of(batch, (), leaves, words)
     if not leaves:
         raise InputError(f"batch: {type(batch).__name__} without tensors; expected some")
     return Layout(tuple(leaves), shell, tuple(words))
@@ -91,7 +91,7 @@ def tensors_of(batch: Any, layout: Layout) -> list[Any]:
     return [_at(batch, leaf.path) for leaf in layout.leaves]
 
 
-def _emptied(value: Any, path: tuple[Any, ...], leaves: list[Leaf], words: list[str]) -> Any:
+def _shell_of(value: Any, path: tuple[Any, ...], leaves: list[Leaf], words: list[str]) -> Any:
     if isinstance(value, torch.Tensor):
         name = "_".join(str(key) for key in path) or "batch"
         name = name if name.isidentifier() else f"input_{name}"
@@ -103,10 +103,10 @@ def _emptied(value: Any, path: tuple[Any, ...], leaves: list[Leaf], words: list[
         words.append(place)
         return None
     if isinstance(value, Mapping):
-        rows = {key: _emptied(held, (*path, key), leaves, words) for key, held in value.items()}
+        rows = {key: _shell_of(held, (*path, key), leaves, words) for key, held in value.items()}
         return {key: row for key, row in rows.items() if not _is_words(value[key])}
     if isinstance(value, list | tuple):
-        parts = [_emptied(held, (*path, i), leaves, words) for i, held in enumerate(value)]
+        parts = [_shell_of(held, (*path, i), leaves, words) for i, held in enumerate(value)]
         return parts if isinstance(value, list) else tuple(parts)
     if not isinstance(value, PLAIN):
         raise InputError(f"batch {place}: {type(value).__name__}; expected tensors and numbers")
@@ -118,13 +118,13 @@ def _is_words(value: Any) -> bool:
     return several and all(isinstance(word, str) for word in value)
 
 
-def _filled(shell: Any, held: Mapping[Any, Any], path: tuple[Any, ...]) -> Any:
+def _value_of(shell: Any, held: Mapping[Any, Any], path: tuple[Any, ...]) -> Any:
     if path in held:
         return held[path]
     if isinstance(shell, dict):
-        return {key: _filled(value, held, (*path, key)) for key, value in shell.items()}
+        return {key: _value_of(value, held, (*path, key)) for key, value in shell.items()}
     if isinstance(shell, list | tuple):
-        parts = [_filled(value, held, (*path, i)) for i, value in enumerate(shell)]
+        parts = [_value_of(value, held, (*path, i)) for i, value in enumerate(shell)]
         return parts if isinstance(shell, list) else tuple(parts)
     return shell
 
@@ -185,7 +185,7 @@ def stepped(module: Any, step: Step, layout: Layout, place: Place | None = None)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     rows = [inspect.Parameter(name, kind) for name in names]
     forward.__signature__ = inspect.Signature(rows)  # type: ignore[attr-defined]
-    silent = {name: _unlogged for name in ("log", "log_dict") if hasattr(own, name)}
+    silent = {name: _drop_log for name in ("log", "log_dict") if hasattr(own, name)}
     net = copy.copy(module)
     net.__dict__ = dict(module.__dict__)
     net.__class__ = type(own.__name__, (own,), {"forward": forward, **silent})
@@ -194,5 +194,5 @@ def stepped(module: Any, step: Step, layout: Layout, place: Place | None = None)
     return net
 
 
-def _unlogged(self: Any, *_: Any, **__: Any) -> None:
+def _drop_log(self: Any, *_: Any, **__: Any) -> None:
     """Take what a step would log, and let it be."""
