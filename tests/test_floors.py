@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -58,6 +59,19 @@ DEEPEST_HOUSE = 17
 MOST_IMPORTS = 12
 SMALL_FILE_LINES = 60
 FEWEST_IMPORTERS = 3
+
+# A private helper has a noun for a name. A participle alone says how a value came, not what it is.
+PARTICIPLE = re.compile("_[a-z]+(ed|ing)")
+NOUNS = {
+    "_clipping",
+    "_ending",
+    "_meaning",
+    "_nothing",
+    "_reading",
+    "_rounding",
+    "_timing",
+    "_tracing",
+}
 
 # Folders whose files are rows: found by their folder, one subject each however short.
 REGISTRIES = (
@@ -255,6 +269,16 @@ def size_faults(root: Path, folders: tuple[str, ...]) -> list[str]:
     return faults
 
 
+def name_faults(root: Path) -> list[str]:
+    """Return one line per private function of the package that a participle alone names."""
+    return [
+        f"{module}:{line}: {name}"
+        for module, source in modules_of(root).items()
+        for line, name, _ in source.functions
+        if PARTICIPLE.fullmatch(name) and name not in NOUNS
+    ]
+
+
 def meaning_faults(root: Path) -> list[str]:
     """Return one line per file of `ops/` that is too long to be read with those of MEANING."""
     lines = {path: len(path.read_text().splitlines()) for path in (root / PACKAGE).rglob("*.py")}
@@ -309,6 +333,10 @@ def test_files_know_few_others_and_none_is_a_fragment() -> None:
 
 def test_files_and_functions_are_short() -> None:
     assert not size_faults(ROOT, (PACKAGE, "tests", "benchmarks"))
+
+
+def test_private_helpers_are_named_by_nouns() -> None:
+    assert not name_faults(ROOT)
 
 
 def test_what_a_bit_is_can_be_read_in_one_sitting() -> None:
@@ -374,6 +402,16 @@ def test_a_sabotaged_tree_is_caught(tmp_path: Path, name: str, text: str, fault:
     build(tmp_path, SOUND | {name: text})
     faults = [*import_faults(tmp_path), *cycle_faults(tmp_path), *docstring_faults(tmp_path)]
     assert fault in "\n".join([*faults, *size_faults(tmp_path, (PACKAGE,))])
+
+
+def test_a_helper_called_by_a_participle_is_caught(tmp_path: Path) -> None:
+    helpers = ("_scaled", "_scaled_operand", "_meaning", "_leaving")
+    text = "\n".join(f"def {name}(): ..." for name in helpers)
+    build(tmp_path, SOUND | {"values.py": text})
+    assert name_faults(tmp_path) == [
+        f"{PACKAGE}.values:1: _scaled",
+        f"{PACKAGE}.values:4: _leaving",
+    ]
 
 
 def test_an_op_too_long_to_be_read_with_the_rest_is_caught(tmp_path: Path) -> None:

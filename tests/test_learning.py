@@ -19,12 +19,12 @@ from policysearch.report.plots import KNEE, VERDICT, VIEWS, figure
 from policysearch.report.table import csv_text, front_table
 from policysearch.study.journal.records import Records
 from policysearch.study.opening import load_results
-from policysearch.study.results import learning
 from policysearch.study.results.learning import Beside, Learned, most_by_chance
 from policysearch.study.results.results import Results
 from policysearch.study.specification import load_spec
 from policysearch.study.stopping import NO_REFERENCE
 from policysearch.study.study import run_study
+from policysearch.train.constant import CHANCE as BY_CHANCE
 from policysearch.train.constant import Constant, constant_of
 from policysearch.values import InputError
 from tests.studies import write_study
@@ -254,4 +254,4 @@ def test_seeds_that_disagree_have_not_learned() -> None:
 @pytest.mark.parametrize("count", [1, 2, 7, 100, 360, 12_800, 10**6])
 def test_what_chance_gets_right_is_the_quantile_of_a_binomial_distribution(count: int) -> None:
     for share in (0.0, 1e-6, 0.001, 0.1, 1 / 3, 0.5, 0.77, 0.999, 1.0):
-        assert most_by_chance(count, share) == stats.binom.ppf(1.0 - learning.CHANCE, count, share)
+        assert most_by_chance(count, share) == stats.binom.ppf(1.0 - BY_CHANCE, count, share)

@@ -20,6 +20,7 @@ from policysearch.policy.presets import preset
 from policysearch.train.scripts.named import script_at
 from policysearch.train.scripts.recipe import recorded
 from policysearch.train.training import train
+from policysearch.values import InputError
 from tests.test_scripts import Points, as_dict, loss_of_dict, net, read
 
 pytestmark = pytest.mark.torch
@@ -292,3 +293,62 @@ def test_a_loader_that_validates_gives_an_eighth_of_what_is_trained_on(tmp_path:
     own = read(160)
     assert own.data.validation_count == 8 * 4
     assert any("of the same examples: `validation` takes" in line for line in own.taken)
+
+
+def test_a_loader_without_a_length_validates(tmp_path: Path) -> None:
+    x, y = torch.randn(64, 3), torch.arange(64) % 2
+
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Iterator[Any]:
+            return iter(zip(x + 9.0, y, strict=True))
+
+    loader = torch.utils.data.DataLoader(Stream(), batch_size=4)
+    with pytest.raises(TypeError):
+        len(loader)
+    script = ps.from_loader(
+        torch.nn.Linear(3, 2),
+        [*map(list, zip(x.split(4), y.split(4), strict=True))],
+        loss=torch.nn.functional.cross_entropy,
+        steps=16,
+        validation=loader,
+        spool=tmp_path / "x.spool",
+    )
+    (validated,), _ = script.data.validation
+    assert np.array_equal(np.asarray(validated), (x + 9.0)[:32].numpy())
+
+
+def of_tensors(outputs: Any, labels: Any) -> float:
+    """As a training script has it: numpy has no clamp."""
+    return ((outputs.argmax(1) == labels).sum() / (labels >= 0).sum().clamp(min=1)).item()
+
+
+def of_arrays(outputs: Any, labels: Any) -> Any:
+    return (outputs.argmax(1) == labels).astype(float).mean()
+
+
+def of_neither(outputs: Any, labels: Any) -> Any:
+    return outputs.no_such_thing()
+
+
+@pytest.mark.parametrize("metric", [of_tensors, of_arrays])
+def test_a_metric_may_be_a_function_of_tensors_or_arrays(tmp_path: Path, metric: Any) -> None:
+    x = torch.randn(64, 3)
+    batches = list(zip(x.split(4), (x[:, 0] > 0).long().split(4), strict=True))
+
+    def script(metric: Any) -> ps.Script:
+        return ps.from_loader(
+            torch.nn.Linear(3, 2),
+            batches,
+            loss=torch.nn.functional.cross_entropy,
+            steps=16,
+            metric=metric,
+            spool=tmp_path / "x.spool",
+        )
+
+    study = ps.study_of(script(metric), "RTX-4090")
+    assert study.task.metric is metric
+    run = train(study.task, preset("float32", ("",)), 0, dataset=study.task.load_dataset())
+    assert run.metric == run.validation_accuracy and 0.0 < run.metric < 1.0
+    with pytest.raises(InputError, match=r"no_such_thing'; expected a number of .* or tensors"):
+        task = ps.study_of(script(of_neither), "RTX-4090").task
+        task.build_model(task.load_dataset())

@@ -457,7 +457,7 @@ def test_recipe_precision_and_scaler_are_listed_and_go_into_the_study(tmp_path: 
         "steps: 6, the loss of the last 1 is reported",
         "schedule: 6 rates, from 0.02 to 0.01",
         "clip_norm: 0.5",
-        "precision: torch.autocast.float16, the baseline of the study",
+        "precision: torch.autocast.float16, the baseline unless another is given",
         "loss scale: begins at 2048, 4 times as large after 7 clean steps, 0.25 times after an "
         "overflow; that of dynamic scales in [space]",
     )

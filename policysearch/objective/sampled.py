@@ -10,17 +10,18 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.data.datasets import Dataset
+from policysearch.emulator.compile import compile_graph
 from policysearch.graph import FloatArray
 from policysearch.layout import in_storage_order
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
-from policysearch.rounding.rounder import check_fast
 from policysearch.train.evaluation import Evaluation, evaluation
 from policysearch.train.losses import loss_of
 from policysearch.train.tasks import Task
@@ -65,12 +66,11 @@ class Trained:
         return evaluation(
             self.model,
             policy.at_step(self.step - 1),
-            self.weights,
             self.dataset.validation,
             self.task.batch_size,
-            loss=self.task.loss,
+            partial(compile_graph, sources=self.weights, seed=self.seed),
             seed=self.seed,
-            fast=check_fast(None),
+            loss=self.task.loss,
             metric=metric,
         )
 

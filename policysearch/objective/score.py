@@ -44,11 +44,12 @@ class Measurement:
     nats; None where it is not finite. `resumed_at`: how many of the steps an earlier run had taken
     that this one went on from; it changes nothing else, and plays no part in comparisons.
     `validation_gain`: by how much the loss of a validation label is below that of the best constant
-    predictor, mean and standard error over the labels; None in older records too. `origins`: where
-    the first values that were not finite came from, () in older records too. `losses` is
-    `loss_points` of the run, () in older records. `wall_seconds` is how long it took, 0 in older
-    records; it plays no part in comparisons. `validation_loss`, in `loss_unit` as all losses are
-    ("" in older records: nats), and the `metric` of the task: None where there is none, where it is
+    predictor, mean and standard error over the labels (of a loss of the net's own: below what it
+    comes to by chance); None in older records too. `origins`: where the first values that were not
+    finite came from, () in older records too. `losses` is `loss_points` of the run, () in older
+    records. `wall_seconds` is how long it took, 0 in older records; it plays no part in
+    comparisons. `validation_loss`, in `loss_unit` as all losses are ("" in older records: nats),
+    and the `metric` of the task: None where there is none, where it is
     not finite, and in older records.
     """
 

@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 
 from policysearch.data.datasets import Dataset
 from policysearch.graph import Shape
-from policysearch.nn.model import OWN_LOSS
 from policysearch.ops.loss import IGNORED
 from policysearch.train.labels import labels_of
 from policysearch.train.losses import CROSS_ENTROPIES
 
 Array = NDArray[Any]
 Losses = NDArray[np.float64]
+
+CHANCE = 1e-3
+"""How often a net that has learned nothing may pass for one that has, by the validation labels."""
 
 UNSEEN = 0.5
 """A class without training labels counts as seen so many times: none is held to be impossible."""
@@ -47,7 +49,6 @@ def _bernoulli_logits(outputs: Array, targets: Array) -> Losses:
 OF_NUMBERS: Mapping[str, Callable[[Array, Array], Losses]] = MappingProxyType(
     {
         "mean_squared_error": lambda outputs, targets: (outputs - targets) ** 2,
-        OWN_LOSS: lambda outputs, targets: (outputs - targets) ** 2,
         "l1": lambda outputs, targets: np.abs(outputs - targets),
         "smooth_l1": _huber,
         "huber": _huber,
@@ -55,7 +56,7 @@ OF_NUMBERS: Mapping[str, Callable[[Array, Array], Losses]] = MappingProxyType(
         "binary_cross_entropy_with_logits": _bernoulli_logits,
     }
 )
-"""Losses of each output, in float64. A net with a loss of its own is judged by squares."""
+"""Losses of each output, in float64."""
 
 OF_CLASSES = (*CROSS_ENTROPIES, "nll")
 
@@ -171,7 +172,7 @@ def output_losses(outputs: Array, labels: Array, loss: str) -> Losses | None:
         if loss == "multi_margin":
             return _margins(rows, wanted)
         if loss not in OF_CLASSES:  # classes as rows of numbers, 1 for their own
-            if loss not in OF_NETS or loss == OWN_LOSS:
+            if loss not in OF_NETS:
                 return None
             each = OF_NETS[loss](rows, np.eye(rows.shape[1])[wanted])
             return np.asarray(each.mean(axis=1))

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.data.datasets import Dataset
-from policysearch.emulator.arena import Arena
-from policysearch.emulator.compile import Step, compile_graph
+from policysearch.emulator.compile import Step
+from policysearch.graph import Graph
 from policysearch.nn.model import OWN_LOSS, Model
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.rounding.rounder import Fast
-from policysearch.train.constant import Judged, any_counts, below_constant, joined, judged
+from policysearch.train.chance import ByChance, by_chance
+from policysearch.train.constant import (
+    Judged,
+    any_counts,
+    below_constant,
+    joined,
+    judged,
+)
 from policysearch.train.feeding import Array, arrays_by_input, feed_constants, feed_masks
 from policysearch.train.labels import class_axis, labels_of, of_one_example
 from policysearch.train.losses import loss_of, unit_of
@@ -32,7 +39,8 @@ class Evaluation:
     that counts, float64; None where there is no function of that loss in `train.constant`. A row of
     outputs that is not finite counts as wrong. `own_losses` are those of each whole batch, where
     the model returns its own. `metric` is that of the task, None where it has none or it is not
-    finite.
+    finite. `chance` is what its own loss comes to by chance; None where accuracy tells whether the
+    model has learned, where labels do not enter the loss, or it is not in float32.
     """
 
     accuracy: float | None
@@ -40,6 +48,7 @@ class Evaluation:
     loss: str = ""
     own_losses: tuple[float, ...] = ()
     metric: float | None = None
+    chance: ByChance | None = None
 
     @property
     def mean_loss(self) -> float | None:
@@ -58,27 +67,28 @@ class Evaluation:
     def below_constant(self, dataset: Dataset) -> tuple[float, float] | None:
         """Return by how much the loss on the validation part is below the constant's.
 
-        The mean over its labels and its standard error; None where that is not known.
+        The mean over its labels and its standard error, or that beside `chance`; None where it is
+        not known.
         """
+        if self.chance is not None:
+            return self.chance.above(float(np.mean(self.own_losses)))
         return below_constant(dataset, self.loss, self.losses)
 
 
 def evaluation(
     model: Model,
     policy: Policy,
-    arrays: Mapping[str, Array],
     examples: tuple[Sequence[Array], Array],
     batch_size: int,
+    compiled: Callable[[Graph], Step],
     *,
-    loss: str = "",
     seed: int,
-    fast: Fast,
-    arena: Arena | None = None,
+    loss: str = "",
     metric: Callable[[Array, Array], float | None] | None = None,
 ) -> Evaluation:
     """Return what the model makes of `examples`, inputs and labels, under `policy`.
 
-    `arrays` are the trained parameters and running statistics by name; values lie in `arena`.
+    `compiled` makes a step of a graph, with the trained parameters and running statistics.
     """
     named = loss_of(model, loss)
     batch_size = min(batch_size, len(examples[1])) if named == OWN_LOSS else batch_size
@@ -90,11 +100,9 @@ def evaluation(
     own = "loss" in dict(graph.outputs)
     if axis is None and not (own or metric):
         return Evaluation(None, None, named)
-    executable = compile_graph(graph, seed=seed, fast=fast, sources=arrays, arena=arena)
-    parts, own_losses, every = list[Judged](), list[float](), list[Array]()
-    for wanted, values in _run(executable, model, examples, batch_size, seed):
-        if own and len(wanted) == batch_size:
-            own_losses.append(float(executable.value("loss")))
+    step, parts, every, own_losses = compiled(graph), list[Judged](), list[Array](), list[float]()
+    for wanted, values in _run(step, model, examples, batch_size, seed):
+        own_losses += [float(step.value("loss"))] if own and len(wanted) == batch_size else []
         logits = values.reshape(batch_size, *outputs)[: len(wanted)] if in_rows else values
         every += [logits.copy()] if metric else []
         if axis is not None:
@@ -102,7 +110,20 @@ def evaluation(
             parts.append(judged(logits, labels_of(outputs, wanted), named))
     found = metric(np.concatenate(every), labels) if metric else None
     judgement = (None, None) if axis is None else joined(parts, labels)
-    return Evaluation(*judgement, named, tuple(own_losses), found)
+    chance = None
+    if own and judgement[0] is None:
+        mean_loss = partial(_mean_loss, step, model, examples[0], batch_size, seed)
+        chance = by_chance(graph, model, examples[1], mean_loss, compiled, seed)
+    return Evaluation(*judgement, named, tuple(own_losses), found, chance)
+
+
+def _mean_loss(
+    step: Step, model: Model, inputs: Sequence[Array], batch_size: int, seed: int, labels: Array
+) -> float:
+    """Return the mean of the model's own loss over whole batches."""
+    run = _run(step, model, (inputs, labels), batch_size, seed)
+    losses = [float(step.value("loss")) for wanted, _ in run if len(wanted) == batch_size]
+    return math.fsum(losses) / len(losses)
 
 
 def _axis(outputs: tuple[int, ...], labels: Array, loss: str) -> int | None:

@@ -34,7 +34,8 @@ class Run:
     ran; it changes no bit. A run that was stopped before its end has the same share of its tail as
     of its steps. `resumed_at` is how many of the steps a checkpoint had, where it went on from one.
     `validation_gain`: by how much the loss of a validation label is below that of the best constant
-    predictor, mean and standard error over the labels, None where not known or not finite.
+    predictor, mean and standard error over the labels (of a loss of the net's own: below what
+    it comes to by chance), None where not known or not finite.
     `validation_loss` is the mean loss on the validation part, counted in `loss_unit`, as training
     losses are; `metric` is that of the task. Either is None where there is none, or not finite.
     """

@@ -322,15 +322,14 @@ class Trainer:
         arrays = self._shared
         if self.task.ema_validates:
             arrays = averaged(self._compiled[False, True], arrays)
+        compiled = partial(compile_graph, seed=self.seed, fast=self.fast, sources=arrays)
         return evaluation(
             self.model,
             self.phase,
-            arrays,
             (inputs, labels),
             self.task.batch_size,
-            loss=self.task.loss,
+            partial(compiled, arena=self.arena),
             seed=self.seed,
-            fast=self.fast,
-            arena=self.arena,
+            loss=self.task.loss,
             metric=self.task.measured if self.task.metric else None,
         )

@@ -333,7 +333,10 @@ SAMPLE = 8
 """Examples that a metric is tried on."""
 
 Metric = Callable[[NDArray[Any], NDArray[Any]], float]
-"""Of the outputs of the validation part, float32 [count, ...], and its labels: one number."""
+"""Of the outputs of the validation part, float32 [count, ...], and its labels: one number.
+
+Numpy arrays, or tensors where a function cannot take these.
+"""
 
 
 def metric_name(given: str | Metric) -> str:
@@ -371,14 +374,31 @@ def metric_of(given: str | Metric, outputs: NDArray[Any], labels: NDArray[Any]) 
     try:
         value: Any = function(outputs, labels)
     except USER_FAULTS as error:  # whatever it does is said so
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{where}: {said}; expected a number of outputs and labels") from None
-    if isinstance(value, np.ndarray) and value.shape == ():
+        value = _of_tensors(function, outputs, labels)
+        if value is None:
+            said = " ".join(str(error).split()) or type(error).__name__
+            expected = "a number of outputs and labels, numpy arrays or tensors"
+            raise InputError(f"{where}: {said}; expected {expected}") from None
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, Real):
         kind = type(value).__name__
         raise InputError(f"{where} returned {kind} {shown(value)}; expected a number")
     return float(value) if math.isfinite(value) else None
+
+
+def _of_tensors(function: Any, *arrays: NDArray[Any]) -> Any:
+    """Return what a function that cannot take arrays gives of tensors, None where it cannot too.
+
+    The metric of a training script is written for what the net gives there.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return None
+    try:
+        return function(*(torch.from_numpy(np.array(array)) for array in arrays))
+    except USER_FAULTS:
+        return None
 
 
 def check_metric(given: str | Metric, outputs: Shape, labels: NDArray[Any]) -> None:

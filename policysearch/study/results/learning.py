@@ -10,10 +10,7 @@ import numpy as np
 from scipy.special import bdtr, bdtrik, ndtri, stdtrit
 
 from policysearch.study.results.noise import CONFIDENCE
-from policysearch.train.constant import Constant
-
-CHANCE = 1e-3
-"""How often a net that has learned nothing may pass for one that has, by the validation labels."""
+from policysearch.train.constant import CHANCE, Constant
 
 
 @dataclass(frozen=True)
@@ -21,7 +18,8 @@ class Beside:
     """float32 beside the best constant predictor on the validation labels, per training seed.
 
     `accuracies`: shares got right; `gains`: by how much its loss is below the constant's, mean over
-    the labels and standard error. Either is () where it was not measured with every seed.
+    the labels and standard error. A loss of the net's own has no constant: there it is below itself
+    with the labels of other examples. Either is () where it was not measured with every seed.
     """
 
     constant: Constant
@@ -62,7 +60,9 @@ class Beside:
         if self.gains:
             less = math.fsum(mean for mean, _ in self.gains) / len(self.gains)
             side = "below" if less >= 0.0 else "above"
-            parts.append(f"loss {abs(less):.2g} {side} that of the best constant")
+            known = self.constant.validation_loss is not None
+            rival = "that of the best constant" if known else "its own with other examples' labels"
+            parts.append(f"loss {abs(less):.2g} {side} {rival}")
         what = "labels" if share is not None else "examples"
         return f"on {count} validation {what}, {'; '.join(parts)}"
 

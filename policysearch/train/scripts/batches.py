@@ -106,9 +106,10 @@ class Drawing:
     def validating(self) -> Iterator[Any]:
         """Yield the batches that validate."""
         size = 0
-        loader, most = self.validation or self.loader, self.validation_batches
+        own, most = self.validation is not None, self.validation_batches
+        loader = self.validation if own else self.loader  # a loader may have no length, or 0
         if most is None:
-            most = VALIDATION_BATCHES if self.validation is None else self._validates_at_most()
+            most = self._validates_at_most() if own else VALIDATION_BATCHES
         for batch in itertools.islice(self._checked_batches(iter_of(loader), "validation"), most):
             size = size or rows_of(batch)
             if rows_of(batch) == size:

@@ -70,7 +70,7 @@ class Script:
         for name in ("clip_norm", "clip_value", "ema_decay"):
             if name in self.recipe:
                 yield f"{name}: {self.recipe[name]:g}"
-        yield f"precision: {self.baseline}, the baseline of the study"
+        yield f"precision: {self.baseline}, the baseline unless another is given"
         if self.loss_scale is not None:
             yield f"loss scale: {_scale_words(self.loss_scale)}; that of dynamic scales in [space]"
 
@@ -85,7 +85,7 @@ class Script:
         recipe = {
             name: _plain(value)
             for name, value in self.recipe.items()
-            if name != "schedule" and name not in given
+            if name != "schedule" and not callable(value) and name not in given
         }
         steps = given.get("steps")
         if isinstance(steps, int) and "tail_steps" not in given:
@@ -100,7 +100,8 @@ class Script:
         schedule = task.schedule
         if "schedule" not in given and "schedule" in self.recipe:
             schedule = self.recipe["schedule"].stretched(task.steps, self.recipe["steps"])
-        return replace(task, model=self.model, data=self.data, schedule=schedule)
+        metric = task.metric if "metric" in given else self.recipe.get("metric", "")
+        return replace(task, model=self.model, data=self.data, schedule=schedule, metric=metric)
 
 
 OWN_KEYS = ("model", "data", "data_folder", "loss", "script", "batch_size", "steps")
