@@ -394,12 +394,13 @@ def export_policy(
     policy: Policy,
     study: StudySpec,
     folder: str | Path,
-    target: str = "torch",
+    target: str | None = None,
     notes: Sequence[str] = (),
     pipeline: int = 1,
 ) -> tuple[Path, ...]:
     """Write the policy, its JSON Schema and a file that applies it; return their paths.
 
+    The file is for `target`, None for the study's own, or torch where it has none.
     `notes` stand in the head of that file: what is known of the policy beside its formats. Another
     says how the recipe clips gradients, which is left to the training loop. Where names are those
     of a stage, as in Megatron-LM, the file is for a `pipeline` of so many.
@@ -407,6 +408,7 @@ def export_policy(
     be made.
     """
     model = study.task.build_model(study.task.load_dataset())
+    target = target or study.study.export_target
     name, lines = study.study.name, (*notes, *study.task.loop_notes)
     files = {
         f"{name}-policy.json": policy.to_json(),

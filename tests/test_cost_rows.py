@@ -166,7 +166,7 @@ def test_every_stack_says_where_its_numbers_come_from(stack: Stack) -> None:
 
 
 def test_unknown_names_are_refused_with_the_valid_ones() -> None:
-    with pytest.raises(InputError, match=r"unknown device 'A1000'; expected one of V100-SXM2, "):
+    with pytest.raises(InputError, match=r"unknown device 'A1000'; expected one that "):
         device_named("A1000")
     with pytest.raises(InputError, match=r"unknown stack 'jax'; expected one of torch\.eager, "):
         stack_named("jax")

@@ -185,6 +185,22 @@ def test_a_net_that_takes_its_targets_is_trained_on_the_loss_that_it_returns(fol
     assert begun.losses[0] == pytest.approx(net(x, y)[1].item(), rel=1e-6)
 
 
+def test_a_study_for_mindspore_is_searched_and_exported_for_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(NET)
+    stack = ["--stack", "mindspore.graph", "--device", "Ascend-910B2"]
+    assert main(["init", "net.py", "--steps", "60", *stack]) == 0
+    spec = load_spec(Path("net.toml"))
+    assert (spec.study.target, spec.study.baseline) == ("mindspore", "mindspore.O2")
+    assert spec.space.ladder == ("uniform", "mindspore.O1", "mindspore.O3")
+    assert "assumed baseline: mindspore.O2" in capsys.readouterr().out
+    given = ["export", "preset:mindspore.O2", "--study", "net.toml", "--out"]
+    assert main([*given, "own"]) == 0 and main([*given, "torch", "--target", "torch"]) == 0
+    assert (folder / "own/net-mindspore.py").exists() and not (folder / "own/net-torch.py").exists()
+    assert (folder / "torch/net-torch.py").exists()
+
+
 def test_what_lies_beside_the_file_is_imported_from_any_folder(folder: Path) -> None:
     """A repository's train.py imports its own modules; its data may be one of torch's sets."""
     package = folder / "repository"
@@ -214,7 +230,7 @@ def test_many_layers_are_decided_by_block(folder: Path) -> None:
         (NET, ["net.py:other"], "model: net.py: no function 'other'; expected net.py:NAME, one"),
         (NET, ["net.py", "--data", "no"], "data: net.py: no function 'no'; expected --data NAME"),
         (NET, ["net.py", "--batch", "0"], "--batch: 0; expected a number of examples"),
-        (NET, ["net.py", "--device", "H1000"], "device: 'H1000'; expected one of"),
+        (NET, ["net.py", "--device", "H1000"], "device: 'H1000'; expected one that"),
         (
             NET,
             ["net.py", "--baseline", "fp16"],

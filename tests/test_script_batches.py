@@ -298,7 +298,7 @@ def test_a_loader_that_validates_gives_an_eighth_of_what_is_trained_on(tmp_path:
 def test_a_loader_without_a_length_validates(tmp_path: Path) -> None:
     x, y = torch.randn(64, 3), torch.arange(64) % 2
 
-    class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    class Stream(torch.utils.data.IterableDataset):
         def __iter__(self) -> Iterator[Any]:
             return iter(zip(x + 9.0, y, strict=True))
 
@@ -319,7 +319,8 @@ def test_a_loader_without_a_length_validates(tmp_path: Path) -> None:
 
 def of_tensors(outputs: Any, labels: Any) -> float:
     """As a training script has it: numpy has no clamp."""
-    return ((outputs.argmax(1) == labels).sum() / (labels >= 0).sum().clamp(min=1)).item()
+    right = (outputs.argmax(1) == labels).sum() / (labels >= 0).sum().clamp(min=1)
+    return float(right.item())
 
 
 def of_arrays(outputs: Any, labels: Any) -> Any:
@@ -348,7 +349,8 @@ def test_a_metric_may_be_a_function_of_tensors_or_arrays(tmp_path: Path, metric:
     study = ps.study_of(script(metric), "RTX-4090")
     assert study.task.metric is metric
     run = train(study.task, preset("float32", ("",)), 0, dataset=study.task.load_dataset())
-    assert run.metric == run.validation_accuracy and 0.0 < run.metric < 1.0
+    assert run.metric is not None and 0.0 < run.metric < 1.0
+    assert run.metric == pytest.approx(run.validation_accuracy)
     with pytest.raises(InputError, match=r"no_such_thing'; expected a number of .* or tensors"):
         task = ps.study_of(script(of_neither), "RTX-4090").task
         task.build_model(task.load_dataset())

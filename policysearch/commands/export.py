@@ -53,7 +53,7 @@ def _arguments(export: argparse.ArgumentParser) -> None:
         metavar="X",
         help="largest loss gap in nats, that of the confirmed training where there is one",
     )
-    export.add_argument("--target", default="torch", help="what to write code for")
+    export.add_argument("--target", help="what to write code for (the study's, or torch)")
     stages = "stages of a pipeline, whose names count from the first block of a stage (1)"
     export.add_argument("--pipeline", type=int, default=1, metavar="P", help=stages)
     export.add_argument(
@@ -66,7 +66,8 @@ def _export(options: argparse.Namespace) -> None:
     from policysearch.cost.device_file import device_at
     from policysearch.export.targets import target_named
 
-    target_named(options.target)
+    if options.target is not None:
+        target_named(options.target)
     if options.fits is not None:
         device_at(options.fits)
     if options.study is not None:
@@ -91,6 +92,7 @@ def _export_given(options: argparse.Namespace) -> None:
             given = f"--{name}: given beside a policy"
             raise InputError(f"{given}; expected a study alone to pick from")
     spec = policysearch.load_study(options.study)
+    options.target = options.target or spec.study.export_target
     policy = policy_for(str(options.source), replace(spec, study=replace(spec.study, target=None)))
     _refuse_unlike(options, policysearch.as_exported(policy, spec, options.target)[1])
     paths = policysearch.export_policy(
@@ -138,6 +140,7 @@ def _export_picked(options: argparse.Namespace) -> None:
     from policysearch.report.one_trial import beside_baseline, exported_notes
 
     spec = policysearch.load_study(options.source)
+    options.target = options.target or spec.study.export_target
     results = policysearch.load_results(spec, options.storage)
     trial = _picked_trial(results, options)
     notes, asked = exported_notes(results, trial), trial.policy

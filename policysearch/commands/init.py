@@ -49,7 +49,7 @@ def _arguments(init: argparse.ArgumentParser) -> None:
     init.add_argument("--device", metavar="NAME", help=f"{SAID['device']} ({DEVICE})")
     init.add_argument("--stack", default=STACK, metavar="NAME", help="software, as `hardware` says")
     init.add_argument("--batch", type=int, metavar="N", help=f"{SAID['batch']} ({BATCH})")
-    usual = f"{SAID['baseline']} (torch.autocast.bfloat16)"
+    usual = f"{SAID['baseline']} (autocast of 16 bits, or mindspore.O2)"
     init.add_argument("--baseline", metavar="PRESET", help=usual)
     init.add_argument("--steps", type=int, metavar="N", help="steps of a training")
     init.add_argument("--out", type=Path, metavar="FILE", help="the study (beside the net)")
@@ -111,7 +111,11 @@ def _study_of(
     batch = _answer(options, "batch", own, asks=script is None)
     if not isinstance(batch, int) or not 1 <= batch <= 2**30:
         raise InputError(f"--batch: {batch!r}; expected a number of examples, 1 or more")
-    usual = script.baseline if script and script.baseline != "float32" else usual_baseline(device)
+    usual = (
+        script.baseline
+        if script and script.baseline != "float32"
+        else usual_baseline(device, options.stack)
+    )
     baseline = str(_answer(options, "baseline", usual, asks=script is None))
     one_of("--baseline", baseline, PRESETS)
     study = FirstStudy(

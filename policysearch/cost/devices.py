@@ -15,7 +15,7 @@ from typing import Any, Literal
 from policysearch.cost.timings import NO_TIMINGS, Timings
 from policysearch.formats import FORMATS, format_named
 from policysearch.rounding.inclusion import contains, join
-from policysearch.values import InputError, near_miss, shown, valid_names
+from policysearch.values import InputError, near_miss, shown
 
 HOST_ARCH = "x86"
 """Architecture of a device that is its own host."""
@@ -297,7 +297,10 @@ def device_named(name: str, key: str = "") -> Device:
     if isinstance(name, str) and name in DEVICES:
         return DEVICES[name]
     given = f"{key}: {shown(name)}" if key else f"unknown device {shown(name)}"
-    raise InputError(f"{given}{valid_names(list(DEVICES), device_hint(name))}")
+    hint = device_hint(name) or ";"
+    raise InputError(
+        f"{given}{hint} expected one that `policysearch hardware` lists, or a FILE.toml"
+    )
 
 
 def device_labelled(label: str) -> Device:

@@ -31,7 +31,7 @@ TEXT = Template("""\
 # A study of $net, written by `policysearch init`. What it assumed is marked "assumed".
 [study]
 name = "$name"
-target = "torch"                # only what an exported torch file can say is searched
+$target_line
 trials = 24                     # policies to train, each with every seed
 seeds = [0, 1, 2]               # how sure a gap is comes from the seeds
 $run_today
@@ -71,6 +71,10 @@ warmup_steps = $warmup_steps
 SCRIPT = Template("""\
 script = "$script"  # its net, batches, recipe and precision; a key here goes before its own
 $steps$attention""")
+
+TARGET = 'target = "{}"{}# only what an exported file of that framework can say is searched'
+MINDSPORE = tuple(f"mindspore.{level}" for level in ("O1", "O2", "O3"))
+"""The levels of MindSpore, of which O2 is run most."""
 
 ENOUGH = "assumed: enough for float32 to learn; more finds late failures"
 RUN_TODAY = 'baseline = "{}"  # what you run today{}\n'
@@ -116,6 +120,7 @@ class FirstStudy:
         return TEXT.substitute(
             net=self.net,
             name=self.name,
+            target_line=TARGET.format(self.target, " " * max(1, 21 - len(self.target))),
             baseline=self.baseline,
             run_today=self._run_today(),
             trained=self._net_text(trained, model.calls_attention),
@@ -132,6 +137,11 @@ class FirstStudy:
             scaler=self._scaler(),
             ladder=_quoted_names(self._ladder()),
         )
+
+    @property
+    def target(self) -> str:
+        """The framework that policies are exported to: that of the stack."""
+        return _framework(self.stack)
 
     def _formats(self) -> tuple[str, ...]:
         """Return the formats to search: the device's, and the 16 bits that are run today."""
@@ -206,12 +216,12 @@ class FirstStudy:
         return f'batch_size = {self.batch}\nbatch_size_reason = "{reason}"\n'
 
     def _scalings(self) -> str:
-        eight = any(name.startswith("float8") for name in formats_on(self.device))
+        eight = self.target == "torch" and any(map(_is_eight, formats_on(self.device)))
         return 'scalings = ["current"]          # of 8-bit operands, as torchao has them\n' * eight
 
     def _updates(self) -> str:
         """Return how updates are rounded: torch files round by chance onto bfloat16 alone."""
-        if sixteen_bits(self.device) != "bfloat16":
+        if sixteen_bits(self.device) != "bfloat16" or self.target != "torch":
             return ""
         return 'update_roundings = ["nearest_even", "stochastic"]  # of what is stored low\n'
 
@@ -234,6 +244,9 @@ class FirstStudy:
 
     def _ladder(self) -> Iterator[str]:
         yield "uniform"
+        if self.target == "mindspore":
+            yield from (level for level in MINDSPORE if level != self.baseline)
+            return
         if "tfloat32" in self.device.formats:
             yield "torch.tf32"
         if "bfloat16" in self.device.formats and self.baseline != "torch.autocast.bfloat16":
@@ -258,7 +271,7 @@ def study_of(
     there is a `batch_size_reason`. What is searched is what `policysearch init` has for that
     device; `study` are keys of [study] in place of those (`trials`, `seeds`).
     """
-    task = script.task
+    task, usual = script.task, usual_baseline(device_at(device), stack)
     first = FirstStudy(
         net=script.model.name,
         name=name or script.model.name,
@@ -267,7 +280,7 @@ def study_of(
         device_name=device,
         device=device_at(device),
         stack=stack,
-        baseline=script.baseline if script.baseline != "float32" else "torch.autocast.bfloat16",
+        baseline=script.baseline if script.baseline != "float32" else usual,
         batch=task.batch_size,
         loss_scale=script.loss_scale,
     )
@@ -289,9 +302,20 @@ def formats_on(device: Device) -> tuple[str, ...]:
     return ("float32", sixteen_bits(device), *eight)
 
 
-def usual_baseline(device: Device) -> str:
-    """Return what is run most on a device."""
+def usual_baseline(device: Device, stack: str) -> str:
+    """Return what is run most on a device under a stack."""
+    if _framework(stack) == "mindspore":
+        return MINDSPORE[1]
     return f"torch.autocast.{sixteen_bits(device)}"
+
+
+def _framework(stack: str) -> str:
+    """Return the framework of a stack: "torch.compile" is torch's."""
+    return stack.partition(".")[0]
+
+
+def _is_eight(name: str) -> bool:
+    return name.startswith("float8")
 
 
 def sixteen_bits(device: Device) -> str:

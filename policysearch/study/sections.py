@@ -45,7 +45,7 @@ class StudySection:
       same bits, or "torch", whose sums have an order of their own. Left out, it is the fastest of
       the first three. `place` is where torch runs: "cpu", "cuda" or "cuda:N".
     - `confirm_factor`: at its end the search trains the front over so many times the steps.
-      That takes at most `confirm_share` of the steps of the search; 0 leaves it out.
+      That takes at most `confirm_share` of the steps of the search; a share of 0 leaves it out.
     - `short_runs` trains a quarter of the steps first, with the first of `seeds`. The best go on
       to their end, as long as short runs rank policies as whole ones do.
     - `narrow`, say 0.25, trains a net of that share of the widths first. What is best there is
@@ -122,6 +122,11 @@ class StudySection:
             if (value := getattr(self, name)) and self.sampler != OWN:
                 said = f"{name}: {shown(value).lower()}"
                 raise InputError(f"{said} with sampler {self.sampler!r}; expected {OWN!r}")
+
+    @property
+    def export_target(self) -> str:
+        """What policies are exported to where nothing else is said."""
+        return self.target or "torch"
 
     @property
     def confirmed(self) -> int:
