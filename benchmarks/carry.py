@@ -153,6 +153,38 @@ TRANSFORMER = (
     BLOCKS,
 )
 
+
+def _calm(tail: int, warmup: int) -> tuple[str, str]:
+    """Return the change to the schedule of the shipped studies: a tenth up, half a cosine down."""
+    return f"tail_steps = {tail}", "\n".join(
+        (
+            f"tail_steps = {tail}\n",
+            "[task.schedule]",
+            'kind = "cosine"',
+            f"warmup_steps = {warmup}",
+            "final_factor = 0.01",
+        )
+    )
+
+
+CALM = _calm(50, 15)
+
+CALM_GPT = (
+    *GPT[:3],
+    ("weight_decay = 0.01", 'weight_decay = 0.01\nweight_decay_for = "matrices"'),
+    ("batch_size = 64\n", "batch_size = 16\n"),
+    ("steps = 150", "steps = 240"),
+    ("tail_steps = 50", "tail_steps = 60"),
+    _calm(60, 24),
+    ("batch_size = 65536", "batch_size = 2048"),
+    (NET, "widths = [4096, 16384, 16384]"),
+    BLOCKS,
+    (MLP_WIDTHS, "widths = [64, 128, 128]"),
+)
+"""The whole recipe of studies/gpt-sums.toml, priced where eight and four bits pay."""
+
+MASTERS = "master_weights = [true, false]", "master_weights = [true]"
+
 PRICED_TWO, PRICED_TWELVE = "widths = [1024, 4096, 4096]", f"widths = [1024{', 4096' * 12}]"
 TWO, TWELVE = "widths = [32, 64, 64]", f"widths = [32{', 64' * 12}]"
 
@@ -192,7 +224,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 (MLP_WIDTHS, "widths = [48, 96, 96]"),
                 ("steps = 150", "steps = 100"),
                 ("trials = 20", "trials = 14"),
-                ("master_weights = [true, false]", "master_weights = [true]"),
+                MASTERS,
             )
         ),
         "transformer": Family((*TRANSFORMER, (MLP_WIDTHS, "widths = [64, 128, 128]"))),
@@ -221,6 +253,43 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 (NET, "widths = [5120, 2048]"),
             )
         ),
+        # Written down before any of them was run: nets of above with the shipped schedule.
+        "calm-tanh": Family((CALM, (MLP_WIDTHS, "widths = [256, 256, 256]")), "carries"),
+        "calm-gelu": Family((CALM, ('"tanh"', '"gelu"'))),
+        "calm-deep": Family(
+            (CALM, (MLP_WIDTHS, f"widths = {[96] * 6}"), (NET, f"widths = {[4096] * 6}"))
+        ),
+        "calm-taper": Family(
+            (
+                CALM,
+                ('"tanh"', '"gelu_tanh"'),
+                (MLP_WIDTHS, "widths = [160, 64]"),
+                (NET, "widths = [5120, 2048]"),
+            )
+        ),
+        "calm-transformer": Family(
+            (
+                *TRANSFORMER[:2],
+                CALM,
+                ("batch_size = 65536", "batch_size = 2048"),
+                (NET, "widths = [4096, 16384, 16384]"),
+                BLOCKS,
+                (MLP_WIDTHS, "widths = [64, 128, 128]"),
+            )
+        ),
+        "calm-resnet": Family(
+            (
+                (MLP, 'model = "resnet"\nactivation = "gelu"'),
+                (MLP_WIDTHS, "widths = [16, 32]"),
+                (NET, "widths = [512, 1024]"),
+                ("learning_rate = 0.02", "learning_rate = 0.01"),
+                ("batch_size = 64\n", "batch_size = 32\n"),
+                ("batch_size = 65536", "batch_size = 1024"),
+                CALM,
+            )
+        ),
+        "calm-gpt": Family(CALM_GPT, "carries"),
+        "calm-gpt-masters": Family((*CALM_GPT, MASTERS), "carries"),
     }
 )
 
