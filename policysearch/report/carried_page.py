@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from policysearch.report.text import aligned, or_dash
-from policysearch.study.questions.carry import Agreement, Carried, Moved
+from policysearch.study.questions.carry import Agreement, Carried, Moved, comparable
 
 HEADER = ("policy", "masters", "speedup", "memory", "gap, small", "gap, large")
 
@@ -21,6 +21,10 @@ def carried_page(carried: Carried) -> str:
         unit = carried.small.unit
         alike = [f"{gap:.1e}" for gap in carried.counts_from]
         blocks.append([f"Gaps in {unit}, of short runs; time and memory modeled on the large net."])
+        every = len(comparable(carried.small))
+        listed = f"Listed are {len(carried.moved)} of the small study's {every}; each of the others"
+        listed += " is surely beaten by one that costs no more."
+        blocks[-1].extend([listed] * (len(carried.moved) < every))
         if carried.large is not None:
             said = f"Gaps up to {alike[0]} in the small net, {alike[1]} in the large, count as one."
             blocks[-1].append(said)
