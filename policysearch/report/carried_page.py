@@ -21,15 +21,20 @@ def carried_page(carried: Carried) -> str:
         unit = carried.small.unit
         alike = [f"{gap:.1e}" for gap in carried.counts_from]
         blocks.append([f"Gaps in {unit}, of short runs; time and memory modeled on the large net."])
-        every = len(comparable(carried.small))
-        listed = f"Listed are {len(carried.moved)} of the small study's {every}; each of the others"
-        listed += " is surely beaten by one that costs no more."
-        blocks[-1].extend([listed] * (len(carried.moved) < every))
+        blocks[-1].extend(_left_out(carried))
         if carried.large is not None:
             said = f"Gaps up to {alike[0]} in the small net, {alike[1]} in the large, count as one."
             blocks[-1].append(said)
     blocks.append(list(_notes(carried)))
     return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _left_out(carried: Carried) -> Iterator[str]:
+    """Say how many of the small study's policies are not listed, and why."""
+    every = len(comparable(carried.small))
+    if (listed := len(carried.moved)) < every:
+        why = "beaten, by more than the standard error, by one that costs no more"
+        yield f"{listed} of the small study's {every} are listed; each of the others is {why}."
 
 
 def _confirmed(carried: Carried) -> Iterator[str]:

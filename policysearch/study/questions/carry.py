@@ -200,17 +200,17 @@ def carry(
 ) -> Carried:
     """Return what of `small` may be on the front of the large net of `spec`, and what it is there.
 
-    That is what no other surely beats; it is priced there, and `policies` of it are trained with
-    the seeds of `spec` and recorded in its journal `storage`, as tried by hand. Where it is fewer,
-    what is beaten at the least gaps follows. `say` is told of that before. Raises InputError as
-    `try_policy`, and where `spec` is of another kind of net, other data or another loss.
+    Its `contenders` are priced there, and `policies` of them are trained with the seeds of `spec`
+    and recorded in its journal `storage`, as tried by hand. `say` is told of that before. Raises
+    InputError as `try_policy`, and where `spec` is of another kind of net, other data or another
+    loss.
     """
     small.spec.task.check_alike(spec.task, "to: task")
     if small.cannot_rank:
         return Carried(small, None, ())
     here, there = objective_of(small.spec), objective_of(spec)
     every = [_moved(trial, here.model, there) for trial in comparable(small)]
-    found = _contenders(small, every, policies)
+    found = contenders(small, every, policies)
     chosen = _spread([each for each in found if each.policy is not None], policies)
     runs = (len(chosen) + 2) * len(spec.study.seeds)
     say(f"trains {len(chosen)} policies and float32 there: {runs} runs of {spec.task.steps} steps")
@@ -269,15 +269,20 @@ def comparable(small: Results) -> list[Trial]:
     return [t for t in small.trials if not t.diverged and "float32" not in t.presets]
 
 
-def _contenders(small: Results, moved: Sequence[Moved], count: int) -> list[Moved]:
-    """Return what no other surely beats; where it is fewer than `count`, the next by their gaps."""
+def contenders(small: Results, moved: Sequence[Moved], count: int) -> list[Moved]:
+    """Return what none beats that costs no more there; if fewer than `count`, the next by gaps.
+
+    To beat another the gap in the small net is less by more than the standard error of their
+    difference. One below zero counts as far above: rounding makes no net better, so that shows how
+    far other things move the loss.
+    """
     kept = [each for each in moved if not any(_beats(other, each, small) for other in moved)]
     beaten = sorted((e for e in moved if e not in kept), key=lambda each: each.trial.loss_gap)
     return kept + beaten[: max(0, count - len(kept))]
 
 
 def _beats(one: Moved, other: Moved, small: Results) -> bool:
-    """Whether `one` costs no more there, and is better here by more than the standard error."""
+    """Whether `one` costs no more there, and is better here by more than seeds leave open."""
     if one.cost is None or other.cost is None:
         return False
     names = small.spec.objectives.names
@@ -285,7 +290,6 @@ def _beats(one: Moved, other: Moved, small: Results) -> bool:
     cheaper = all(here <= there for here, there in zip(*costs, strict=True))
     means = small.interval(one.trial), small.interval(other.trial)
     error = math.hypot(*(mean.error if mean else 0.0 for mean in means))
-    # Rounding makes no net better: a gap below zero shows how far other things move the loss.
     return cheaper and abs(one.trial.loss_gap) + error < other.trial.loss_gap
 
 
