@@ -31,6 +31,7 @@ from policysearch.study.questions.carry import (
     carry,
     comparison,
     contenders,
+    sample,
 )
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, objective_of
@@ -315,6 +316,17 @@ def test_contenders_are_told_by_the_prices_of_the_large_net(
     assert contenders(small, [dear, moved[1]], 0) == [dear, moved[1]]
     unpriced = replace(moved[0], policy=None, cost=None)
     assert contenders(small, [unpriced, moved[1]], 0) == [unpriced, moved[1]]
+
+
+def test_what_one_would_take_is_trained_whatever_the_spread(
+    tanh: tuple[Results, StudySpec, Path],
+) -> None:
+    speeds, gaps = (1.5, 3.0, 2.0, 4.0, 5.0, 6.0), (1e-5, 2e-5, 3e-5, 1e-2, 2e-2, 3e-2)
+    rows = [(s, 0.5, gap) for s, gap in zip(speeds, gaps, strict=True)]
+    moved = _contended(tanh[0], *rows)[1]
+    assert [e.trial.number for e in sample(moved, 3, 1e-4)] == [1, 0, 5]
+    assert [e.trial.number for e in sample(moved, 2, 1e-6)] == [0, 5]  # none is as close
+    assert sample(moved, 0, 1e-4) == []
 
 
 def test_few_contenders_are_filled_up_from_what_lies_behind(

@@ -211,7 +211,7 @@ def carry(
     here, there = objective_of(small.spec), objective_of(spec)
     every = [_moved(trial, here.model, there) for trial in comparable(small)]
     found = contenders(small, every, policies)
-    chosen = _spread([each for each in found if each.policy is not None], policies)
+    chosen = sample([e for e in found if e.policy is not None], policies, small.matters_gap)
     runs = (len(chosen) + 2) * len(spec.study.seeds)
     say(f"trains {len(chosen)} policies and float32 there: {runs} runs of {spec.task.steps} steps")
     large: Results | None = None
@@ -308,6 +308,14 @@ def named(file: RulesFile, trial: Trial) -> RulesFile:
     """Return the rules with a name that says where they come from."""
     name = file.settings.get("name", trial.name)
     return replace(file, settings={**file.settings, "name": f"{name} carried"})
+
+
+def sample(moved: Sequence[Moved], count: int, matters: float) -> list[Moved]:
+    """Return `count` to train: the fastest with a gap up to `matters`, and a spread of others."""
+    costs = [(each.cost.speedup, each) for each in moved if each.cost is not None]
+    near = [pair for pair in costs if pair[1].trial.loss_gap <= matters]
+    taken = [max(near, key=lambda pair: pair[0])[1]] if near and count else []
+    return taken + _spread([each for each in moved if each not in taken], count - len(taken))
 
 
 def _spread(moved: Sequence[Moved], count: int) -> list[Moved]:
