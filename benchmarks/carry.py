@@ -225,8 +225,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "gpt": Family((*GPT, (MLP_WIDTHS, "widths = [64, 128, 128]"))),
         # Decided layer by layer, for a front of four members.
         "layers": Family(
-            (*GPT[:-1], (MLP_WIDTHS, "widths = [48, 96, 96]"), ("steps = 150", "steps = 100")),
-            "carries",
+            (*GPT[:-1], (MLP_WIDTHS, "widths = [48, 96, 96]"), ("steps = 150", "steps = 100"))
         ),
         # The GPT with masters alone, tried after the others.
         "masters": Family(
@@ -399,7 +398,7 @@ def fault(kinds: Mapping[str, str], shares: Mapping[str, Held]) -> str:
     reached = (
         (len(counted) >= FAMILIES_WANTED, f"{len(counted)} families with a front of four"),
         (len(carry) >= CARRIED_WANTED, f"{len(carry)} of them carry"),
-        *((any(n in names for n in carry), f"no {names[0]} carries") for names in AMONG),
+        *((any(n in names for n in carry), f"no {kind} carries") for kind, names in AMONG),
         (not told, f"told to carry: {', '.join(told)}"),
         (not lost, f"told to carry and below {HELD}: {', '.join(lost)}"),
     )

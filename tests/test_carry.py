@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.carry import BASE, FAMILIES, Family
+from benchmarks.carry import BASE, FAMILIES, Family, Held, fault
 from policysearch import api
 from policysearch.cli import main
 from policysearch.nn.models import gpt
@@ -359,3 +359,21 @@ def test_the_command_prints_it_and_mistakes_are_said(
     none = api.load_study(folder / "small.toml")
     with pytest.raises(InputError):
         api.carry_study(none, none, folder / "nothing.journal")
+
+
+def test_the_table_says_what_of_its_bar_is_missed() -> None:
+    """Six fronts of four, three that carry, a GPT and a tanh MLP among them, each at .95."""
+    full, small = Held(4, share=0.96), Held(3)
+    names = ("tanh", "gpt", "gelu", "deep", "layers", "transformer", "adamw", "noisy", "taper")
+    kinds = dict.fromkeys(names, "cannot tell") | dict.fromkeys(names[:3], "carries")
+    shares = dict.fromkeys(names, full) | {"adamw": small, "noisy": small, "taper": small}
+    assert fault(kinds, shares) == ""
+    assert fault(kinds, {**shares, "deep": small}) == "5 families with a front of four"
+    assert fault({**kinds, "gelu": "cannot tell"}, shares) == "2 of them carry"
+    assert fault({**kinds, "gpt": "does not carry", "deep": "carries"}, shares) == "no GPT carries"
+    turned = {**kinds, "tanh": "cannot tell", "layers": "carries"}
+    assert fault(turned, shares) == "no tanh MLP carries"
+    assert fault({**kinds, "noisy": "carries"}, shares) == "told to carry: noisy"
+    low = {**shares, "gelu": Held(5, share=0.89)}
+    assert fault(kinds, low) == "told to carry and below 0.95: gelu"
+    assert fault({**kinds, "taper": "carries"}, {**shares, "taper": small}) == ""
