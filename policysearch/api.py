@@ -185,9 +185,9 @@ def carry_study(
     processes: int | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Carried:
-    """Return what the front of the study `small` and its neighbours come to on another study's net.
+    """Return what of the study `small` may be on the front of another study's net, and is there.
 
-    They go there as rules and are priced there; `policies` of them are trained with the seeds and
+    It goes there as rules and is priced there; `policies` of it are trained with the seeds and
     steps of `large`, in its journal `to_storage`. `progress` is told what is trained, a line each.
     InputError where the small study has no results, and as of `try_policy`.
     """

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.carry import BASE, FAMILIES, Family
+from benchmarks.carry import BASE, FAMILIES, Family, Held, fault
 from policysearch import api
 from policysearch.cli import main
 from policysearch.nn.models import gpt
@@ -30,6 +30,8 @@ from policysearch.study.questions.carry import (
     agreement,
     carry,
     comparison,
+    contenders,
+    sample,
 )
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, objective_of
@@ -267,17 +269,75 @@ def test_an_order_that_seeds_leave_open_is_none(tanh: tuple[Results, StudySpec, 
     assert "Gaps up to 5.8e-04 in the small net, 5.8e-04 in the large, count as one." in page
 
 
-def test_few_candidates_are_filled_up_from_what_lies_behind(
+def _contended(results: Results, *given: tuple[float, float, float]) -> tuple[Results, list[Moved]]:
+    """Return a study of policies with these speedups, memories and gaps, each off by 2e-3."""
+    base, moved = replace(results.trials[0], presets=()), []
+    for number, (speedup, memory, gap) in enumerate(given):
+        cost = replace(base.cost, speedup=speedup, memory_ratio=memory)
+        trial = replace(_with_gaps(base, [gap - 2e-3, gap, gap + 2e-3]), number=number)
+        moved.append(Moved(trial, trial.policy, cost))
+    return replace(results, trials=tuple(each.trial for each in moved)), moved
+
+
+FAST, NEAR, FAR = (2.0, 0.5, 1.0e-2), (1.5, 0.6, 1.1e-2), (1.5, 0.6, 5e-2)
+
+
+@pytest.mark.parametrize(
+    ("given", "left_out"),
+    [
+        ((FAST, NEAR), []),  # 1e-3 apart, which a standard error of 1.6e-3 does not tell
+        ((FAST, FAR), [1]),
+        ((FAST, (1.5, 0.4, 5e-2)), []),  # in less memory
+        ((FAST, (2.5, 0.6, 5e-2)), []),  # in less time
+        (((2.5, 0.4, -3e-2), FAST, FAR), [2]),  # better than float32: may be 3e-2 worse
+        (((2.5, 0.4, -1e-3), FAST, FAR), [1, 2]),
+    ],
+)
+def test_only_what_is_beaten_by_more_than_seeds_leave_open_is_left_out(
+    tanh: tuple[Results, StudySpec, Path],
+    given: tuple[tuple[float, float, float], ...],
+    left_out: list[int],
+) -> None:
+    small, moved = _contended(tanh[0], *given)
+    kept = contenders(small, moved, 0)
+    assert [e.trial.number for e in moved if e not in kept] == left_out
+    assert set(map(id, contenders(small, moved, len(moved)))) == set(map(id, moved))
+    page = carried_page(Carried(small, None, tuple(kept)))
+    said = f"{len(kept)} of the small study's {len(moved)} are listed; each of the others is beaten"
+    assert (said in page) == bool(left_out)
+
+
+def test_contenders_are_told_by_the_prices_of_the_large_net(
+    tanh: tuple[Results, StudySpec, Path],
+) -> None:
+    small, moved = _contended(tanh[0], FAST, FAR)
+    assert contenders(small, moved, 0) == moved[:1]
+    dear = replace(moved[0], cost=replace(moved[0].trial.cost, speedup=1.0))
+    assert contenders(small, [dear, moved[1]], 0) == [dear, moved[1]]
+    unpriced = replace(moved[0], policy=None, cost=None)
+    assert contenders(small, [unpriced, moved[1]], 0) == [unpriced, moved[1]]
+
+
+def test_what_one_would_take_is_trained_whatever_the_spread(
+    tanh: tuple[Results, StudySpec, Path],
+) -> None:
+    speeds, gaps = (1.5, 3.0, 2.0, 4.0, 5.0, 6.0), (1e-5, 2e-5, 3e-5, 1e-2, 2e-2, 3e-2)
+    rows = [(s, 0.5, gap) for s, gap in zip(speeds, gaps, strict=True)]
+    moved = _contended(tanh[0], *rows)[1]
+    assert [e.trial.number for e in sample(moved, 3, 1e-4)] == [1, 0, 5]
+    assert [e.trial.number for e in sample(moved, 2, 1e-6)] == [0, 5]  # none is as close
+    assert sample(moved, 0, 1e-4) == []
+
+
+def test_few_contenders_are_filled_up_from_what_lies_behind(
     tanh: tuple[Results, StudySpec, Path],
 ) -> None:
     results, large, folder = tanh
-    few = carry(results, large, folder / "few.journal", policies=0, processes=0)
     sound = [t for t in results.trials if not t.diverged and "float32" not in t.presets]
-    count = len(sound)
-    assert count > len(few.moved)
-    found = carry(results, large, folder / "all.journal", policies=count, processes=0)
-    assert len(found.trained) == len(found.moved) == count
-    assert {each.trial.digest for each in few.moved} < {each.trial.digest for each in found.moved}
+    found = carry(results, large, folder / "all.journal", policies=len(sound), processes=0)
+    assert len(found.trained) == len(found.moved) == len(sound)
+    few, moved = _contended(results, FAST, FAR, (1.4, 0.7, 4e-2))
+    assert [each.trial.number for each in contenders(few, moved, 2)] == [0, 2]
 
 
 def test_the_command_prints_it_and_mistakes_are_said(
@@ -299,3 +359,21 @@ def test_the_command_prints_it_and_mistakes_are_said(
     none = api.load_study(folder / "small.toml")
     with pytest.raises(InputError):
         api.carry_study(none, none, folder / "nothing.journal")
+
+
+def test_the_table_says_what_of_its_bar_is_missed() -> None:
+    """Six fronts of four, three that carry, a GPT and a tanh MLP among them, each at .95."""
+    full, small = Held(4, share=0.96), Held(3)
+    names = ("tanh", "gpt", "gelu", "deep", "layers", "transformer", "adamw", "noisy", "taper")
+    kinds = dict.fromkeys(names, "cannot tell") | dict.fromkeys(names[:3], "carries")
+    shares = dict.fromkeys(names, full) | {"adamw": small, "noisy": small, "taper": small}
+    assert fault(kinds, shares) == ""
+    assert fault(kinds, {**shares, "deep": small}) == "5 families with a front of four"
+    assert fault({**kinds, "gelu": "cannot tell"}, shares) == "2 of them carry"
+    assert fault({**kinds, "gpt": "does not carry", "deep": "carries"}, shares) == "no GPT carries"
+    turned = {**kinds, "tanh": "cannot tell", "layers": "carries"}
+    assert fault(turned, shares) == "no tanh MLP carries"
+    assert fault({**kinds, "noisy": "carries"}, shares) == "told to carry: noisy"
+    low = {**shares, "gelu": Held(5, share=0.89)}
+    assert fault(kinds, low) == "told to carry and below 0.95: gelu"
+    assert fault({**kinds, "taper": "carries"}, {**shares, "taper": small}) == ""

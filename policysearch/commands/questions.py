@@ -114,7 +114,8 @@ def _propose(options: argparse.Namespace) -> None:
 
 def _carry_arguments(command: argparse.ArgumentParser) -> None:
     add_study(command)
-    command.add_argument("--to", type=source, metavar="STUDY.toml", required=True)
+    large = "study file of the large net"
+    command.add_argument("--to", type=source, metavar="STUDY.toml", required=True, help=large)
     known = "journal file of that study (results/<name>.journal)"
     command.add_argument("--to-storage", type=Path, metavar="FILE", help=known)
     command.add_argument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from policysearch.report.text import aligned, or_dash
-from policysearch.study.questions.carry import Agreement, Carried, Moved
+from policysearch.study.questions.carry import Agreement, Carried, Moved, comparable
 
 HEADER = ("policy", "masters", "speedup", "memory", "gap, small", "gap, large")
 
@@ -21,11 +21,20 @@ def carried_page(carried: Carried) -> str:
         unit = carried.small.unit
         alike = [f"{gap:.1e}" for gap in carried.counts_from]
         blocks.append([f"Gaps in {unit}, of short runs; time and memory modeled on the large net."])
+        blocks[-1].extend(_left_out(carried))
         if carried.large is not None:
             said = f"Gaps up to {alike[0]} in the small net, {alike[1]} in the large, count as one."
             blocks[-1].append(said)
     blocks.append(list(_notes(carried)))
     return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _left_out(carried: Carried) -> Iterator[str]:
+    """Say how many of the small study's policies are not listed, and why."""
+    every = len(comparable(carried.small))
+    if (listed := len(carried.moved)) < every:
+        why = "beaten, by more than the standard error, by one that costs no more"
+        yield f"{listed} of the small study's {every} are listed; each of the others is {why}."
 
 
 def _fastest_words(carried: Carried) -> Iterator[str]:

@@ -20,10 +20,10 @@ from policysearch.cost.price import PolicyCost
 from policysearch.nn.model import Model
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
+from policysearch.search.objectives import counted
 from policysearch.space.rules_file import RulesFile, blocks_between, rules_file_of
 from policysearch.study.journal.trials import Trial
 from policysearch.study.questions.by_hand import try_policy
-from policysearch.study.results.picks import candidates
 from policysearch.study.results.ranking import rank_correlation, split_half
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, objective_of
@@ -198,19 +198,20 @@ def carry(
     processes: int | None = None,
     say: Say = lambda line: None,
 ) -> Carried:
-    """Return what the front of `small` and its neighbours come to on the large net of `spec`.
+    """Return what of `small` may be on the front of the large net of `spec`, and what it is there.
 
-    All are priced there; `policies` of them are trained with the seeds of `spec` and recorded in
-    its journal `storage`, as tried by hand; where they are fewer, what lies behind them follows.
-    `say` is told of that before. Raises InputError as `try_policy`, and where `spec` is of another
-    kind of net, other data or another loss.
+    Its `contenders` are priced there, and `policies` of them are trained with the seeds of `spec`
+    and recorded in its journal `storage`, as tried by hand. `say` is told of that before. Raises
+    InputError as `try_policy`, and where `spec` is of another kind of net, other data or another
+    loss.
     """
     small.spec.task.check_alike(spec.task, "to: task")
+    if small.cannot_rank:
+        return Carried(small, None, ())
     here, there = objective_of(small.spec), objective_of(spec)
-    found = [_moved(trial, here.model, there) for trial in _candidates(small, policies)]
-    if small.cannot_rank or not found:
-        return Carried(small, None, tuple(found))
-    chosen = _spread([each for each in found if each.policy is not None], policies)
+    every = [_moved_policy(trial, here.model, there) for trial in comparable(small)]
+    found = contenders(small, every, policies)
+    chosen = sample([e for e in found if e.policy is not None], policies, small.matters_gap)
     runs = (len(chosen) + 2) * len(spec.study.seeds)
     say(f"trains {len(chosen)} policies and float32 there: {runs} runs of {spec.task.steps} steps")
     large: Results | None = None
@@ -263,13 +264,36 @@ def _whole(table: Sequence[Sequence[float]]) -> list[list[float]]:
     return [list(row[:count]) for row in table]
 
 
-def _candidates(small: Results, count: int) -> list[Trial]:
-    """Return the front and its neighbours; where they are fewer, what lies behind up to `count`."""
-    near = candidates(small)
-    return near if len(near) >= count else candidates(small, every=True)[:count]
+def comparable(small: Results) -> list[Trial]:
+    """Return what trained in the small net but for float32, which all is compared with."""
+    return [t for t in small.trials if not t.diverged and "float32" not in t.presets]
 
 
-def _moved(trial: Trial, model: Model, there: Objective) -> Moved:
+def contenders(small: Results, moved: Sequence[Moved], count: int) -> list[Moved]:
+    """Return what none beats that costs no more there; if fewer than `count`, the next by gaps.
+
+    To beat another the gap in the small net is less by more than the standard error of their
+    difference. One below zero counts as far above: rounding makes no net better, so that shows how
+    far other things move the loss.
+    """
+    kept = [each for each in moved if not any(_beats(other, each, small) for other in moved)]
+    beaten = sorted((e for e in moved if e not in kept), key=lambda each: each.trial.loss_gap)
+    return kept + beaten[: max(0, count - len(kept))]
+
+
+def _beats(one: Moved, other: Moved, small: Results) -> bool:
+    """Whether `one` costs no more there, and is better here by more than seeds leave open."""
+    if one.cost is None or other.cost is None:
+        return False
+    names = small.spec.objectives.names
+    costs = (counted(1 / c.speedup, c.memory_ratio, names) for c in (one.cost, other.cost))
+    cheaper = all(here <= there for here, there in zip(*costs, strict=True))
+    means = small.interval(one.trial), small.interval(other.trial)
+    error = math.hypot(*(mean.error if mean else 0.0 for mean in means))
+    return cheaper and abs(one.trial.loss_gap) + error < other.trial.loss_gap
+
+
+def _moved_policy(trial: Trial, model: Model, there: Objective) -> Moved:
     """Return the policy on the other net, by the shortest rules that give it on its own."""
     try:
         file = rules_file_of(trial.policy, model)
@@ -284,6 +308,14 @@ def named(file: RulesFile, trial: Trial) -> RulesFile:
     """Return the rules with a name that says where they come from."""
     name = file.settings.get("name", trial.name)
     return replace(file, settings={**file.settings, "name": f"{name} carried"})
+
+
+def sample(moved: Sequence[Moved], count: int, matters: float) -> list[Moved]:
+    """Return `count` to train: the fastest with a gap up to `matters`, and a spread of others."""
+    costs = [(each.cost.speedup, each) for each in moved if each.cost is not None]
+    near = [pair for pair in costs if pair[1].trial.loss_gap <= matters]
+    taken = [max(near, key=lambda pair: pair[0])[1]] if near and count else []
+    return taken + _spread([each for each in moved if each not in taken], count - len(taken))
 
 
 def _spread(moved: Sequence[Moved], count: int) -> list[Moved]:
