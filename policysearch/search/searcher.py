@@ -124,7 +124,7 @@ class Searcher:
         self._fitted: Sensitivity | None = None
         self._outside: list[tuple[float, float, float]] = []
         self.expected_gain = np.inf
-        """Most new volume, of all corners, expected of a policy at the last ask; at first infinity."""
+        """Most new volume, of all corners, that the last ask expected; before it infinity."""
 
     def tell(self, row: Row, costs: Costs, gap: float) -> None:
         """Learn the loss gap of one run of a policy, in nats; runs of one policy are averaged."""
