@@ -152,6 +152,17 @@ def test_what_is_best_within_a_gap_at_the_corner_itself_promises_something() -> 
     assert search.ask() == [((3,) * 4, corner)] and search.expected_gain > 0.0
 
 
+@pytest.mark.parametrize(("inner", "row"), [(None, (1, 1, 1, 2)), (Yardstick(0.41, 0.9), (3,) * 4)])
+def test_what_is_within_a_corner_further_in_counts_as_a_share_of_what_can_be(
+    inner: Yardstick | None, row: tuple[int, ...]
+) -> None:
+    rows = np.array([[1] * 4, [1, 1, 1, 2], [3] * 4])
+    pool = Listed(rows, np.array([(0.5, 0.5), (0.45, 0.45), (0.4, 0.45)]))
+    search = Searcher(Decisions((OPTIONS,) * 4), pool, MEASURE, inner=inner)
+    search.tell((1,) * 4, (0.5, 0.5), 1e-4)
+    assert [asked for asked, _ in search.ask()] == [row]
+
+
 def test_a_start_that_the_pool_does_not_hold_is_asked_for_where_it_promises_most() -> None:
     decisions, inner, outer = Decisions((OPTIONS,) * 4), (0.5, 0.5), (0.8, 0.8)
     pool = Listed(np.array([[2] * 4]), np.array([outer]))

@@ -99,7 +99,8 @@ class Searcher:
     What it asks for next depends on what it was told and what is outstanding alone. `start` are
     policies to begin with, each with its costs: the first comes first, the others where they
     promise most. `hints` as `Sensitivity` takes them. With more than `few`
-    outstanding, asks are averaged over ways in which these may come out.
+    outstanding, asks are averaged over ways in which these may come out. What is gained from an
+    `inner` corner counts too: near it gains from `measure` alone would be small, and come last.
     """
 
     def __init__(
@@ -111,9 +112,11 @@ class Searcher:
         hints: Array | None = None,
         few: float = FEW,
         goal: Goal | None = None,
+        inner: Yardstick | None = None,
     ) -> None:
         self._few, self._goal = few, goal
         self._decisions, self._pool, self._measure = decisions, pool, measure
+        self._measures = tuple(dict.fromkeys((measure, inner or measure)))
         self._start, self._hints = [(row, costs) for row, costs in start], hints
         self._told: dict[Row, Costs] = {}
         self._gaps: dict[Row, list[float]] = {}
@@ -121,7 +124,7 @@ class Searcher:
         self._fitted: Sensitivity | None = None
         self._outside: list[tuple[float, float, float]] = []
         self.expected_gain = np.inf
-        """Most new volume that was expected of a policy at the last ask; infinity before that."""
+        """Most new volume, of all corners, that the last ask expected; before it infinity."""
 
     def tell(self, row: Row, costs: Costs, gap: float) -> None:
         """Learn the loss gap of one run of a policy, in nats; runs of one policy are averaged."""
@@ -333,11 +336,19 @@ class Searcher:
             gains = self._goal_gains(self._goal, belief, rows, costs)
             if gains.any():
                 return gains
-        gains, corner = np.zeros(len(rows)), self._measure.corner * (1.0, OUTER, OUTER)
-        hopeful = np.flatnonzero((costs < corner[1:]).all(axis=1))
-        for archive, beliefs in self._ways(belief, rows[hopeful]) if len(hopeful) else ():
-            cuts, free = free_areas(archive, costs[hopeful], corner)
-            gains[hopeful] += expected_improvements(beliefs, cuts, free, self._measure)
+        gains, unit = np.zeros(len(rows)), 0.0
+        for measure in self._measures:
+            corner = measure.corner * (1.0, OUTER, OUTER)
+            hopeful = np.flatnonzero((costs < corner[1:]).all(axis=1))
+            if not len(hopeful):
+                continue
+            # Of each corner what is gained counts as a share of all that prices would allow.
+            allowed = float(np.prod(corner[1:] - costs.min(axis=0)))
+            unit = unit or allowed
+            for archive, beliefs in self._ways(belief, rows[hopeful]):
+                cuts, free = free_areas(archive, costs[hopeful], corner)
+                found = expected_improvements(beliefs, cuts, free, measure)
+                gains[hopeful] += unit / allowed * found
         return gains
 
     def _goal_gains(

@@ -75,9 +75,9 @@ class GainSampler(BaseSampler):
         self._random, self._blas = RandomSampler(seed=seed), ThreadpoolController()
         self._names = frozenset(space.choices())
         self._rows: dict[frozenset[tuple[str, Any]], Row] = {}
-        self._last: tuple[object, Searcher, float] = None, self._searcher(FLOAT32, ()), 0.0
         priced = [costs for policy in ladder if (costs := self._axes(price(policy))) is not None]
         self._measure = yardstick(np.array(priced)) if priced else FLOAT32
+        self._last: tuple[object, Searcher, float] = None, self._searcher(FLOAT32, ()), 0.0
         self.expected_share = np.inf
         """Expected gain of the latest proposal, as a share of the volume that was found."""
         self.expected_gap: tuple[float, ...] = ()
@@ -168,7 +168,8 @@ class GainSampler(BaseSampler):
 
     def _searcher(self, measure: Yardstick, ended: Iterable[tuple[Row, Observation]]) -> Searcher:
         """Return a searcher that is told these."""
-        searcher = Searcher(self._encoding.decisions, self._pool, measure, hints=self._hints)
+        of = self._encoding.decisions, self._pool, measure
+        searcher = Searcher(*of, hints=self._hints, inner=self._measure)
         for row, trial in ended:
             self._learn(searcher, row, trial)
         return searcher
