@@ -11,28 +11,22 @@ import numpy as np
 
 from policysearch.graph import size
 from policysearch.importers.elementwise import divide, multiply
-from policysearch.importers.selections import KEEP_ALL, selected
 from policysearch.importers.shapes import expand, slice_of, unsqueeze
-from policysearch.importers.tracer import Rule, Selection, Tensor, Tracer, refuse
+from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import extrema, extremes, gather, indexing, masks
 from policysearch.ops import scatter as scatter_ops
 from policysearch.ops.draws import like
 
 Indices = Sequence[Tensor | None]
 
+KEEP_ALL = "keep all rows and multiply by the mask, or choose by torch.where"
 
-def index(t: Tracer, x: Tensor, indices: Indices) -> Tensor | Selection:
+
+def index(t: Tracer, x: Tensor, indices: Indices) -> Tensor:
     """x[indices]; torch adds gradients to one place one after the other, each sum rounded."""
-    if len(indices) == 1 and indices[0] is not None and t.is_mask(indices[0]):
-        return selected(t, x, indices[0])
     axes, numbers = _by_axis(t, indices)
     attrs: dict[str, Any] = {gather.STEPS: True}
     return t.emit(gather.index, x, *numbers, axes=axes, **attrs)
-
-
-def masked_select(t: Tracer, x: Tensor, mask: Tensor) -> Selection:
-    shape = np.broadcast_shapes(x.shape, mask.shape)
-    return selected(t, expand(t, x, shape), expand(t, mask, shape))
 
 
 def _by_axis(t: Tracer, indices: Indices) -> tuple[tuple[int, ...], list[Tensor]]:
@@ -205,7 +199,6 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "cummax": extreme_so_far(smallest=False),
         "cummin": extreme_so_far(smallest=True),
         "index": index,
-        "masked_select": masked_select,
         "index_select": index_select,
         "gather": gathered,
         "take_along_dim": take_along,

@@ -12,26 +12,26 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from policysearch.graph import size
-from policysearch.importers import activations, comparison, elementwise
-from policysearch.importers.attention import masked_fill
+from policysearch.importers import elementwise
+from policysearch.importers.indexing import KEEP_ALL, index_select
 from policysearch.importers.losses import MEAN, NONE
-from policysearch.importers.reductions import RULES
+from policysearch.importers.reductions import RULES as OVER_AXES
 from policysearch.importers.shapes import expand
 from policysearch.importers.tracer import Rule, Selection, Tensor, Tracer, refuse
-from policysearch.ops import extremes, gather, masks
+from policysearch.ops import extremes, masks
 from policysearch.ops.draws import like
 from policysearch.ops.reduce import sum_over
 
-KEEP_ALL = "keep all rows and multiply by the mask, or choose by torch.where"
-
 BY_ROW = frozenset(
-    {
-        *(*activations.RULES, *elementwise.RULES, *comparison.RULES),
-        *("to", "_to_copy", "type_as", "clone", "contiguous", "alias", "detach", "one_hot"),
-    }
-) - {"glu", "prelu"}
-"""Ops that compute a row of one row of each operand."""
+    {"to", "_to_copy", "type_as", "clone", "contiguous", "alias", "detach", "one_hot"}
+)
+"""Ops that compute a row of one row of each operand, besides those of each value alone."""
+
+APART = ("glu", "prelu")
+"""Ops of each value alone, but for an axis that they split or have weights along."""
 
 WEIGHED: Mapping[str, int] = MappingProxyType({"linear": 0, "layer_norm": 0, "embedding": 1})
 """Ops of weights and rows, and the place of the rows."""
@@ -64,13 +64,30 @@ def is_selection(value: Any) -> bool:
     return isinstance(value, Selection)
 
 
+def masked_select(t: Tracer, x: Tensor, mask: Tensor) -> Selection:
+    shape = np.broadcast_shapes(x.shape, mask.shape)
+    return selected(t, expand(t, x, shape), expand(t, mask, shape))
+
+
+def chooses(t: Tracer, name: str, arguments: Any) -> bool:
+    """Return whether a call is x[mask]."""
+    indices: Any = arguments[1] if name == "index" and len(arguments) > 1 else ()
+    return len(indices) == 1 and isinstance(indices[0], Tensor) and t.is_mask(indices[0])
+
+
+def selected_at(t: Tracer, x: Any, indices: Any) -> Selection:
+    if isinstance(x, Selection):
+        raise refuse("a selection of a selection", KEEP_ALL)
+    return selected(t, x, indices[0])
+
+
 def selected(t: Tracer, x: Tensor, mask: Tensor) -> Selection:
     """Return x[mask]; the mask has the first axes of x, or all."""
     count, rest = size(mask.shape), x.shape[len(mask.shape) :]
     rows, chosen = t.view(x, (count, *rest)), t.view(mask, (count,))
     attrs = {"axis": 0, "smallest": False, "keepdim": True}
     first = t.whole(extremes.argmax, chosen, **attrs)
-    another = expand(t, t.emit(gather.index, rows, first, axes=(0,)), rows.shape)
+    another = expand(t, index_select(t, rows, 0, first), rows.shape)
     return Selection(_where(t, chosen, rows, another), chosen)
 
 
@@ -83,14 +100,17 @@ def _where(t: Tracer, chosen: Tensor, rows: Tensor, others: Tensor) -> Tensor:
     return emit(masks.where, _everywhere(t, chosen, rows), rows, others)
 
 
-def selection_rule(name: str, rule: Rule | None) -> Rule:
-    """Return the rule of an op that reads a selection; `rule` is that of tensors."""
+def selection_rule(name: str, rule: Rule | None, *, pointwise: bool) -> Rule:
+    """Return the rule of an op that reads a selection; `rule` is that of tensors.
+
+    `pointwise`: that is one of each value alone.
+    """
     name = name.removesuffix("_")
     if rule is not None and name in CLASSES:
         return partial(_of_classes, rule, CLASSES[name])
     if rule is not None and name in PAIRS:
         return partial(_of_pairs, rule, PAIRS[name])
-    if rule is not None and name in BY_ROW:
+    if rule is not None and name not in APART and (pointwise or name in BY_ROW):
         return partial(_by_row, rule)
     if rule is not None and name in WEIGHED:
         return partial(_weighed, rule, WEIGHED[name])
@@ -165,13 +185,14 @@ def _total(rule: Rule, t: Tracer, x: Any, dim: Any = None, *others: Any, **optio
         return Selection(rule(t, x.rows, dim, *others, **options), x.mask)
     if others or options or dim not in (None, ()):
         raise refuse("a selection along its rows", KEEP_ALL)
-    return added(t, x, mean=rule is RULES["mean"])
+    return added(t, x, mean=rule is OVER_AXES["mean"])
 
 
 def added(t: Tracer, x: Selection, *, mean: bool) -> Tensor:
     """Return the sum or the mean of what is chosen; the mean has the format of the rows."""
-    rows = masked_fill(t, x.rows, _everywhere(t, x.mask, x.rows), 0.0, outside=True)
-    total = RULES["sum"](t, rows)
+    attrs: dict[str, Any] = {"value": 0.0, "outside": True}
+    rows = t.emit(masks.masked_fill, x.rows, _everywhere(t, x.mask, x.rows), **attrs)
+    total = OVER_AXES["sum"](t, rows)
     if not mean:
         return total  # type: ignore[no-any-return]
     count = t.whole(sum_over, x.mask, axes=(0,), keepdim=False)
@@ -232,3 +253,5 @@ OWN: Mapping[str, Rule] = MappingProxyType(
         "getitem": lambda t, tensors, place: tensors[place],
     }
 )
+
+RULES: Mapping[str, Rule] = MappingProxyType({"masked_select": masked_select})
