@@ -104,7 +104,10 @@ REFUSED: Mapping[str, tuple[Callable[..., Any], str]] = {
         lambda net, x: net.body(x)[x > 0].softmax(0).sum(),
         "softmax: a selection along its rows; keep all rows",
     ),
-    "the result": (lambda net, x: net.body(x)[x > 0], "as many rows as a mask chooses; expected"),
+    "the result": (
+        lambda net, x: net.body(x)[x > 0],
+        "model Of, result: as many rows as a mask chooses; keep all rows",
+    ),
 }
 
 
