@@ -104,6 +104,8 @@ CASES: dict[str, tuple[tuple[int, ...], Function]] = {
         ROWS,
         lambda x: x[:, torch.tensor([True, False, True, True])] * x[:, 1:],
     ),
+    "index by a mask": (ROWS, lambda x: x * x[x > 0.1].mean()),
+    "masked_select": (ROWS, lambda x: x * torch.masked_select(x, x > 0.1).mean()),
     "index_select": (ROWS, lambda x: x.index_select(2, torch.tensor([0, 0, 5]))),
     "index_select of rows": (
         FLAT,

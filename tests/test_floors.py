@@ -69,6 +69,7 @@ NOUNS = {
     "_nothing",
     "_reading",
     "_rounding",
+    "_spelling",
     "_timing",
     "_tracing",
 }

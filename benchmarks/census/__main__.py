@@ -3,8 +3,10 @@
 None of the nets is in the tests; those called "op ...", "loss ..." and "layer ..." (`pieces.py`)
 hold a single one. For each: one line of why it does not go in, or how far the first loss and the
 gradients are from torch in float64 and how far torch's own float32 is, and the same under bfloat16
-autocast beside the exported file. There torch's own error is that of jitter; what is only within
-what another order of sums does to torch itself (`MovedSums`) is called so. 16-bit ops are those of
+autocast beside the exported file. Torch's own error is the largest of several runs that are as
+right: parameters moved by a jitter; in float32 also inputs moved by one unit of the last place,
+the batch in another order, and kernels other than oneDNN's. What in bfloat16 is only within what
+another order of sums does to torch itself (`MovedSums`) is called so. 16-bit ops are those of
 a GPU, and LSTMs as torch writes them out (`verify/gpu_rounding.py`). timm and transformers are in
 `.[zoo]`.
 """

@@ -94,10 +94,7 @@ def _init(options: argparse.Namespace) -> None:
 def _study_of(
     options: argparse.Namespace, path: str, place: str, model: str = ""
 ) -> tuple[FirstStudy, Script | None]:
-    """Return the study of the script at a place, which is run once, and it; or that of a model.
-
-    A script says batch, steps and baseline itself.
-    """
+    """Return the study of a script, which is run once and says its recipe, and it; or of a model."""
     from policysearch.cost.device_file import device_at
     from policysearch.policy.presets import PRESETS
     from policysearch.study.cost_section import CostSection
@@ -107,10 +104,8 @@ def _study_of(
     device_name = str(_answer(options, "device", DEVICE))
     device = device_at(CostSection(device_name, options.stack).device)
     script = script_at(place, Path()) if place else None
-    own = script.task.batch_size if script else BATCH
-    batch = _answer(options, "batch", own, asks=script is None)
-    if not isinstance(batch, int) or not 1 <= batch <= 2**30:
-        raise InputError(f"--batch: {batch!r}; expected a number of examples, 1 or more")
+    usual_batch = script.task.batch_size if script else BATCH
+    batch = _batch(_answer(options, "batch", usual_batch, asks=script is None))
     usual = (
         script.baseline
         if script and script.baseline != "float32"
@@ -134,6 +129,12 @@ def _study_of(
         loss_scale=script.loss_scale if script else None,
     )
     return study, script
+
+
+def _batch(given: object) -> int:
+    if not isinstance(given, int) or not 1 <= given <= 2**30:
+        raise InputError(f"--batch: {given!r}; expected a number of examples, 1 or more")
+    return given
 
 
 def _answer(options: argparse.Namespace, name: str, usual: object, asks: bool = True) -> object:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from policysearch.importers.program import UNCAST
+
 aten = torch.ops.aten
 
 RESHAPED = ("view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "alias", "detach")
@@ -39,7 +41,14 @@ def written(node: Any) -> Any:
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
-NO_GRADIENTS = "wrap_with_set_grad_enabled"
+AUTOCAST = "wrap_with_autocast"
+REGIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "wrap_with_set_grad_enabled": ("enabled",),
+        AUTOCAST: ("device_type", "dtype", "enabled", "cache_enabled"),
+    }
+)
+"""What torch.export makes of regions of calls, and what these say before the calls."""
 
 
 def op_of(node: Any) -> str:
@@ -55,26 +64,33 @@ def in_place(node: Any) -> bool:
 
 
 def open_regions(module: Any) -> None:
-    """Put the calls of `with torch.no_grad()` into the graph around them; detach their results."""
+    """Put the calls of a region into the graph around them.
+
+    Results of `with torch.no_grad()` are detached, and calls of `with autocast(enabled=False)` say
+    that they are UNCAST. Other regions stay.
+    """
     graph = module.graph
     for node in list(graph.nodes):
-        if op_of(node) != NO_GRADIENTS or node.args[0]:
+        of = REGIONS.get(op_of(node))
+        if of is None or node.args[of.index("enabled")]:
             continue
-        _, holder, *operands = node.args
+        holder, *operands = node.args[len(of) :]
         region = module.get_submodule(holder.target)
         open_regions(region)
+        uncast = op_of(node) == AUTOCAST
         with graph.inserting_before(node):
-            results = _region_copy(graph, region.graph, operands)
+            results = _region_copy(graph, region.graph, operands, {UNCAST: True} if uncast else {})
             for user in list(node.users):
-                user.replace_all_uses_with(_detached_node(graph, results[user.args[1]]))
+                result = results[user.args[1]]
+                user.replace_all_uses_with(result if uncast else _detached_node(graph, result))
                 graph.erase_node(user)
         graph.erase_node(node)
         if not holder.users:
             graph.erase_node(holder)
 
 
-def _region_copy(graph: Any, region: Any, operands: list[Any]) -> Any:
-    """Copy the calls of a region; return its results."""
+def _region_copy(graph: Any, region: Any, operands: list[Any], marks: Mapping[str, Any]) -> Any:
+    """Copy the calls of a region, with marks; return its results."""
     inside: dict[Any, Any] = {}
     places = iter(operands)
     for node in region.nodes:
@@ -82,6 +98,8 @@ def _region_copy(graph: Any, region: Any, operands: list[Any]) -> Any:
             return torch.fx.node.map_arg(node.args[0], inside.__getitem__)
         copied = node.op != "placeholder"
         inside[node] = graph.node_copy(node, inside.__getitem__) if copied else next(places)
+        if copied:
+            inside[node].meta.update(marks)
     raise AssertionError("a region without results")
 
 

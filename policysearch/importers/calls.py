@@ -11,14 +11,15 @@ from typing import Any
 from policysearch.graph import Shape
 from policysearch.importers.complex_numbers import complex_rule, is_complex
 from policysearch.importers.kernels import Kernel, names_in, rounds_once
-from policysearch.importers.program import FLOATS, Call, Ref, resolved
-from policysearch.importers.rules import rule_of
-from policysearch.importers.tracer import Tensor, Tracer
+from policysearch.importers.program import FLOATS, UNCAST, Call, Ref, resolved
+from policysearch.importers.rules import FAMILIES, rule_of
+from policysearch.importers.selections import chooses, is_selection, selected_at, selection_rule
+from policysearch.importers.tracer import Rule, Tensor, Tracer
 from policysearch.ops.shape import reshape
 from policysearch.values import InputError
 
 KEEP_ALL = "a selection whose size depends on values; keep all rows and multiply by the mask, or "
-SELECTIONS = ("nonzero", "nonzero_numpy", "masked_select", "masked_scatter", "_unique2")
+SELECTIONS = ("nonzero", "nonzero_numpy", "masked_scatter", "_unique2")
 REMEDIES: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(SELECTIONS, f"{KEEP_ALL}choose by torch.where")
 )
@@ -28,6 +29,9 @@ NO_RULE = "no rule for this op; write it with ops that have one"
 
 SET_APART = ("view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze")
 """Views that cost nothing: under another shape, what they are of."""
+
+POINTWISE = ("activations", "elementwise", "comparison")
+"""The families of ops of each value alone."""
 
 MISSING = object()
 """The results, more than one, of a call that cannot be imported."""
@@ -87,20 +91,16 @@ def _emit_kernel(
 
 def _emit(tracer: Tracer, call: Call) -> None:
     tracer.path, tracer.kind = call.path, call.kind
-    name = call.op.removeprefix("aten.")
-    rule = rule_of(call.op)
     if call.fault:
         raise InputError(call.fault)
     arguments = [tracer.argument(value) for value in call.arguments]
-    if _reads_missing(arguments) and rule is not None:
+    if _reads_missing(arguments) and rule_of(call.op) is not None:
         raise _Missing
     arguments = tracer.settled(arguments)
     options = {key: tracer.argument(value) for key, value in call.options}
-    if is_complex(arguments):
-        rule = complex_rule(name, rule)
-    if rule is None:
-        raise InputError(REMEDIES.get(name, NO_RULE))
-    follows = tracer.follows(arguments)
+    rule = _rule_for(tracer, call.op, arguments)
+    follows, uncast = tracer.follows(arguments), options.pop(UNCAST, False)
+    start = len(tracer.b.nodes)
     try:
         with tracer.b.scope(**({"role": "input"} if follows else {})):
             result = rule(tracer, *arguments, **options)
@@ -108,6 +108,8 @@ def _emit(tracer: Tracer, call: Call) -> None:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{error}; expected what the rule of this op takes") from error
+    if uncast:
+        _check_uncast(tracer, start)
     if call.shape is not None and isinstance(result, Tensor):
         expected = resolved(call.shape, tracer.batch)
         if result.shape != expected:
@@ -123,6 +125,35 @@ def _emit(tracer: Tracer, call: Call) -> None:
         if isinstance(result, Tensor) and call.kind == FLOATS:
             tracer.stored_in(result)
         tracer.keep(call.changed, result, call.kind)
+
+
+def _rule_for(tracer: Tracer, op: str, arguments: Any) -> Rule:
+    """Return the rule of an op of such arguments."""
+    name, rule = op.removeprefix("aten."), rule_of(op)
+    if is_complex(arguments):
+        rule = complex_rule(name, rule)
+    if chooses(tracer, name, arguments):
+        return selected_at
+    if is_selection(arguments):
+        pointwise = any(name.removesuffix("_") in FAMILIES[file] for file in POINTWISE)
+        return selection_rule(name, rule, pointwise=pointwise)
+    if rule is None:
+        raise InputError(REMEDIES.get(name, NO_RULE))
+    return rule
+
+
+def _check_uncast(tracer: Tracer, start: int) -> None:
+    """Raise InputError where autocast(enabled=False) changes a format: of what its lists name."""
+    for node in tracer.b.nodes[start:]:
+        if node.op.placement == "low":
+            raise InputError(
+                "a product under autocast(enabled=False); take it out of the region: its format is "
+                "the policy's"
+            )
+        if node.op.placement == "fp32" and not tracer.is_widened(node.id):
+            raise InputError(
+                "under autocast(enabled=False), of what may be in 16 bits; give it x.float()"
+            )
 
 
 def _set_apart(tracer: Tracer, call: Call, readers: Mapping[str, int]) -> None:

@@ -31,12 +31,14 @@ from policysearch.importers.program import (
     WHOLES,
     Extent,
     Grown,
+    Logarithm,
     extent,
     resolved,
 )
 from policysearch.importers.rules import rule_of
 from policysearch.importers.stand_ins import (
     attributes_kept,
+    checks_passed,
     counts_known,
     hooks_of,
     own_gradients_refused,
@@ -97,6 +99,7 @@ def exported(
             # transformers has grouped queries without copies of keys, but not where it is exported
             mock.patch.dict(os.environ, {"TRANSFORMERS_SDPA_FORCE_GQA": "1"}),
             results_known(),
+            checks_passed(),
             packed_known(),
         ):
             warnings.simplefilter("ignore")
@@ -209,7 +212,7 @@ def _numbers(module: Any) -> dict[tuple[str, str], Any]:
     """Return the plain numbers and words that a module and its parts hold, by path and name."""
     return {
         (path, name): value
-        for path, part in module.named_modules()
+        for path, part in module.named_modules(remove_duplicate=False)
         for name, value in vars(part).items()
         if isinstance(value, bool | int | float | str) and name != "training"
     }
@@ -383,15 +386,14 @@ def shape_at_first(node: Any) -> tuple[int, ...] | None:
 def extent_of(extents: Sequence[int]) -> int | Extent:
     """Return the number that is these at the BATCHES; InputError where it grows unevenly.
 
-    Evenly is with the examples, or with the pairs of them alone, as in losses of a whole batch.
+    Evenly is with the examples, or with these and their pairs, as in losses of a whole batch.
     """
-    by_batch = extent(int(extents[0]), int(extents[1]))
-    if resolved(by_batch, BATCHES[2]) == extents[2]:
-        return by_batch
-    pairs = Extent(0, 0, int(extents[0]) // BATCHES[0] ** 2)
-    if [resolved(pairs, batch) for batch in BATCHES] != list(extents):
-        raise _depends(extents)
-    return pairs
+    first, second, _ = map(int, extents)
+    pairs = (2 * second - 3 * first) // 6
+    for law in (extent(first, second), Extent(0, first // 2 - 2 * pairs, pairs)):
+        if [resolved(law, batch) for batch in BATCHES] == list(extents):
+            return law
+    raise _depends(extents)
 
 
 def number_of(numbers: Sequence[Any]) -> Any:
@@ -406,13 +408,18 @@ def number_of(numbers: Sequence[Any]) -> Any:
     return min(max(number, -LARGEST), LARGEST) if finite else number
 
 
-def _growth_law(numbers: Sequence[Any]) -> Grown:
-    """Return the law of floats that grow as the examples, or their pairs, or shrink so."""
+def _growth_law(numbers: Sequence[Any]) -> Grown | Logarithm:
+    """Return the law of floats that grow as the examples, their pairs or logarithm, or shrink."""
     if all(isinstance(n, float) and math.isfinite(n) for n in numbers):
         for power in (1, -1, 2, -2):
             first, *others = (n / batch**power for n, batch in zip(numbers, BATCHES, strict=True))
             if all(math.isclose(first, other, rel_tol=1e-12) for other in others):
                 return Grown(first, power)
+        logs = [math.log(batch) for batch in BATCHES]
+        factor = (numbers[2] - numbers[0]) / (logs[2] - logs[0])
+        base = numbers[0] - factor * logs[0]
+        if math.isclose(base + factor * logs[1], numbers[1], rel_tol=1e-12):
+            return Logarithm(base, factor)
     raise _depends(numbers)
 
 

@@ -21,13 +21,14 @@ from policysearch.ops.reduce import sum_over
 def linear(
     t: Tracer, x: Tensor, weight: Tensor, bias: Tensor | None = None, apart: bool | str = False
 ) -> Tensor:
-    """x w^T + b over the last axis of x; `apart` as of the op `bias`."""
-    offset = () if bias is None else (t.full(bias),)  # before the product, which asks its format
-    product = t.emit_nodes(dense.matmul, t.rows(x), t.full(weight), transpose_b=True)
+    """x w^T + b over the last axis of x; `apart` as of the op `bias`; a weight may be one row."""
+    rows = t.shaped(weight, (size(weight.shape[:-1]), weight.shape[-1]))
+    offset = () if bias is None else (t.shaped(bias, (t.b.shape(rows)[0],)),)  # before the product
+    product = t.emit_nodes(dense.matmul, t.rows(x), rows, transpose_b=True)
     if offset:
         attrs: dict[str, Any] = {"apart": apart} if apart else {}
         product = t.emit_nodes(dense.bias, product.id, *offset, **attrs)
-    return t.view(product, (*x.shape[:-1], weight.shape[0]))
+    return t.view(product, (*x.shape[:-1], *weight.shape[:-1]))
 
 
 def embedding(

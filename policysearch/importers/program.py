@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,10 @@ COMPLEX = "complex numbers"
 
 MEETING = "floats of what they meet"
 """Or floats made in the format of a value, which nothing says: they take that of what they meet."""
+
+
+UNCAST = "uncast"
+"""An option of calls under autocast(enabled=False)."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,14 @@ class Grown:
 
     factor: float
     power: int
+
+
+@dataclass(frozen=True)
+class Logarithm:
+    """A number that depends on the batch: base + factor * log(size)."""
+
+    base: float
+    factor: float
 
 
 @dataclass(frozen=True)
@@ -109,9 +122,11 @@ class Program:
 
 
 def resolved(value: Any, batch: int) -> Any:
-    """Return an argument with every Extent and Grown as the number it is for this batch size."""
+    """Return an argument with every law of the batch as the number it is for this batch size."""
     if isinstance(value, Grown):
         return value.factor * float(batch) ** value.power
+    if isinstance(value, Logarithm):
+        return value.base + value.factor * math.log(batch)
     if isinstance(value, Extent):
         return value.base + value.per_example * batch + value.per_pair * batch**2
     if isinstance(value, tuple):

@@ -31,6 +31,7 @@ TITLES: Mapping[str, str] = MappingProxyType(
         "margin_losses": "losses of margins and cosines",
         "shapes": "shapes",
         "indexing": "indexing",
+        "selections": "rows that a mask chooses",
         "routing": "ranks and routing",
         "draws": "draws",
     }

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from traceback import FrameSummary, StackSummary
@@ -26,6 +28,7 @@ from torch.export import _trace
 from torch.fx import Graph
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._traceback import CapturedTraceback
 
 from policysearch.values import InputError
@@ -229,27 +232,51 @@ def counts_known() -> Iterator[None]:
         yield
 
 
+ASKING = tuple(inspect.getfile(part) for part in (torch.nn.functional, torch.nn.Transformer))
+"""Where torch itself asks values whether they are valid, or a causal mask, which is quicker."""
+
+
+@contextlib.contextmanager
+def checks_passed() -> Iterator[None]:
+    """While it is entered, what torch itself asks of unknown values is not so."""
+    real: Any = torch.Tensor.__bool__
+
+    def asked(x: Any) -> bool:
+        try:
+            return bool(real(x))
+        except GuardOnDataDependentSymNode:
+            if sys._getframe(1).f_code.co_filename not in ASKING:
+                raise
+            return False
+
+    with mock.patch.object(torch.Tensor, "__bool__", asked):
+        yield
+
+
 def hooks_of(part: Any) -> dict[str, dict[Any, Any]]:
     """Return copies of what holds the hooks of a module, by attribute."""
-    held = vars(part).items()
-    return {name: dict(x) for name, x in held if "_hooks" in name and isinstance(x, dict)}
+    return _held(part, lambda name: "_hooks" in name)
+
+
+def _held(part: Any, of: Callable[[str], bool]) -> dict[str, dict[Any, Any]]:
+    return {name: dict(x) for name, x in vars(part).items() if of(name) and isinstance(x, dict)}
 
 
 @contextlib.contextmanager
 def attributes_kept(module: Any) -> Iterator[None]:
-    """Give the parts of a module back, at the end, attributes that forward sets and their hooks."""
+    """Give a module's parts back, at the end, what forward sets: attributes, buffers and hooks."""
     before = [(part, dict(vars(part))) for part in module.modules()]
-    hooks = [(part, hooks_of(part)) for part, _ in before]
+    inside = [(part, _held(part, lambda name: name.startswith("_"))) for part, _ in before]
     try:
         yield
     finally:
         for part, attributes in before:
             vars(part).clear()
             vars(part).update(attributes)
-        for part, first in hooks:
-            for name, hung in first.items():
-                getattr(part, name).clear()
-                getattr(part, name).update(hung)
+        for part, first in inside:
+            for name, held in first.items():
+                vars(part)[name].clear()
+                vars(part)[name].update(held)
 
 
 UNREAD = (

@@ -14,7 +14,7 @@ import numpy as np
 from policysearch.graph import FloatArray
 from policysearch.importers.calls import emit_calls
 from policysearch.importers.program import Call, Program
-from policysearch.importers.tracer import FILLED, Tracer
+from policysearch.importers.tracer import FILLED, Selection, Tracer
 from policysearch.nn.model import (
     OWN_LOSS,
     WRITTEN,
@@ -166,9 +166,12 @@ class TorchModel(Model):
         moved = {**tracer.statistics, **updated} if tracer.training else {}
         statistics = tuple(moved.items())
         if self.loss != OWN_LOSS:
+            if isinstance(results[0], Selection):
+                given = f"model {self.name}, result: as many rows as a mask chooses"
+                raise InputError(f"{given}; keep all rows, or choose by torch.where")
             return Traced(tracer.full(results[0]), None, statistics)
         scalars = [x for x in results if x.shape == ()]
-        others = [x for x in results if x.shape != ()]
+        others = [x for x in results if x.shape != () and not isinstance(x, Selection)]
         if not scalars:
             raise InputError(f"model {self.name}: no scalar result; expected its own loss")
         loss = tracer.full(scalars[0])

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from policysearch.graph import FloatArray
-from policysearch.importers.aliases import in_place, op_of
+from policysearch.importers.aliases import AUTOCAST, in_place, op_of
 from policysearch.importers.constants import (
     arguments_of,
     bag_sizes,
@@ -54,6 +53,7 @@ from policysearch.importers.program import (
     FLOATS,
     MEETING,
     TRUTHS,
+    UNCAST,
     WHOLES,
     Call,
     Constant,
@@ -64,14 +64,6 @@ from policysearch.importers.stand_ins import check_hooks, check_layouts, check_t
 from policysearch.nn.model import Input, ParameterSpec
 from policysearch.ops.source import own
 from policysearch.values import InputError
-
-REGIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "wrap_with_autocast": "under autocast; leave it out: formats are the policy's",
-    }
-)
-"""What is wrong with a region of calls, by the op that torch.export makes of it."""
-
 
 LAYOUT = ("device", "pin_memory", "layout", "memory_format", "out")
 """Options that change no value; what `out` names is written into the graph (`aliases.py`)."""
@@ -355,6 +347,8 @@ class Reader:
         if op == "aten.index":
             arguments = (arguments[0], tuple(self._places(two.args[1], arguments[1], fixed)))
         check_lengths(two, self._ends)
+        if UNCAST in two.meta:
+            options = (*options, (UNCAST, True))
         if op == "aten.embedding_bag":
             options = (*options, ("bags", bag_sizes(two, self._ends)))
         if draws(two):
@@ -371,8 +365,8 @@ class Reader:
 
     def _check_call(self, node: Any) -> None:
         """Raise InputError for a call that computes what no graph of one step says."""
-        if op_of(node) in REGIONS:
-            raise InputError(f"a region {REGIONS[op_of(node)]}")
+        if op_of(node) == AUTOCAST:
+            raise InputError("a region under autocast; leave it out: formats are the policy's")
         for name in {self._aliases.root(x).name for x in node.all_input_nodes}:
             if name in self._aliases.moved and self._known.get(name, "") not in self._updated:
                 full = self._known.get(name)

@@ -57,6 +57,22 @@ class Complex:
         return self.parts.shape[:-1]
 
 
+@dataclass(frozen=True)
+class Selection:
+    """What a `mask` [n] of the step chooses of `rows` [n, ...] (`selections.py`)."""
+
+    rows: Tensor
+    mask: Tensor
+
+    @property
+    def id(self) -> int:
+        return self.rows.id
+
+    @property
+    def shape(self) -> Shape:
+        return self.rows.shape
+
+
 Rule = Callable[..., Any]
 """rule(tracer, *arguments, **options): a Tensor, or a tuple of them, for a call of a torch op."""
 
@@ -157,13 +173,9 @@ class Tracer:
         return Tensor(emit_data(self.b, own(f"in place of {name}"), shape), shape)
 
     def filled(self, value: float, shape: Shape) -> int:
-        """Return a node of this shape full of `value`, a key of FILLED."""
-        name = FILLED[value]
-        if name not in self._values:
-            self._values[name] = Tensor(emit_data(self.b, name, ()), ())
-        if not shape:
-            return int(self._values[name].id)
-        return self.emit(broadcast_to, self._values[name], shape=shape).id
+        """Return a node of this shape full of `value`."""
+        number = self.number(value)
+        return self.emit(broadcast_to, number, shape=shape).id if shape else number.id
 
     def full_like(self, value: float, x: Tensor, dtype: Any = None) -> Tensor:
         """Return a tensor full of `value`; without a dtype, in the format that a policy gives x."""
@@ -219,6 +231,18 @@ class Tracer:
             waiting += new
         return None
 
+    def is_widened(self, node: int) -> bool:
+        """Return whether a node reads float32: a user's cast, or an op that autocast casts."""
+        waiting, visited = list(self.b.nodes[node].inputs), set[int]()
+        while waiting:
+            read = self.b.nodes[waiting.pop()]
+            if NUMBER in read.attributes or read.op.placement == "fp32":
+                return True
+            if read.id not in visited and read.op.placement == "promote":
+                visited.add(read.id)
+                waiting += read.inputs
+        return False
+
     def is_mask(self, x: Tensor) -> bool:
         """Return whether x holds truth values."""
         return x.id in self._truths
@@ -244,9 +268,12 @@ class Tracer:
 
     def number(self, value: float) -> Tensor:
         """Return a tensor of no axes that holds `value`."""
-        if value in FILLED:
-            return Tensor(self.filled(value, ()), ())
-        return self.pointwise(scale, Tensor(self.filled(1.0, ()), ()), factor=float(value))
+        if value not in FILLED:
+            return self.pointwise(scale, self.number(1.0), factor=float(value))
+        name = FILLED[value]
+        if name not in self._values:
+            self._values[name] = Tensor(emit_data(self.b, name, ()), ())
+        return self._values[name]  # type: ignore[no-any-return]
 
     def pointwise(self, op: Op, x: Tensor, **attrs: Any) -> Tensor:
         """Emit `op` element by element, in whatever shape the node has."""
@@ -290,6 +317,8 @@ class Tracer:
         """Return x with its last two axes in the order of its shape."""
         if isinstance(x, Complex):
             raise InputError("complex numbers; give it their real or imag part")
+        if isinstance(x, Selection):
+            raise InputError("as many rows as a mask chooses; expected a number that no value says")
         if not x.swapped:
             return x
         *lead, rows, columns = x.shape

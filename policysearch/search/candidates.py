@@ -240,9 +240,9 @@ class SpacePool:
         near = self._near(members)
         if len(near) > NEIGHBOURS:
             near = [near[i] for i in np.sort(rng.permutation(len(near))[:NEIGHBOURS])]
-        parents = {self._changed(*each): each[0] for each in near}
+        parents = {self._neighbour_row(*each): each[0] for each in near}
         if self._estimate is not None:
-            return self._estimated(self._estimate, rows, parents)
+            return self._estimated_candidates(self._estimate, rows, parents)
         rows |= dict.fromkeys(parents)
         width = len(self._encoding.decisions.places) + len(self._encoding.decisions.modifiers)
         if self._lookup is not None:
@@ -259,7 +259,7 @@ class SpacePool:
         priced = (self.costs(row) for row in map(tuple, rows.tolist()))
         return np.array([costs or (np.inf, np.inf) for costs in priced])
 
-    def _estimated(
+    def _estimated_candidates(
         self, estimate: PriceEstimate, drawn: Iterable[Row], parents: Mapping[Row, Row]
     ) -> tuple[NDArray[np.int64], Array]:
         """Return candidates with estimated costs; a neighbour's differ from its exact parent's."""
@@ -276,7 +276,7 @@ class SpacePool:
                 costs[places[row]] += off[parent]
         return rows, costs
 
-    def _changed(self, row: Row, name: str, value: object) -> Row:
+    def _neighbour_row(self, row: Row, name: str, value: object) -> Row:
         """Return the row with one decision changed; fronts mostly stay, and so do neighbours."""
         key = row, name, value
         if key not in self._neighbour_rows:
@@ -340,10 +340,10 @@ class SpacePool:
             weights = np.column_stack([shares, 1.0 - shares])[mine]
             chosen = lookup.cheapest(way, weights, gaps[mine][:, places])
             rows += [self.add(params | self._usual) for params in chosen]
-            rows += self._ranked(lookup, way, np.append(np.exp(theta), 0.0)[places])
+            rows += self._ranked_rows(lookup, way, np.append(np.exp(theta), 0.0)[places])
         return rows
 
-    def _ranked(self, lookup: Lookup, way: int, gaps: Array) -> list[Row]:
+    def _ranked_rows(self, lookup: Lookup, way: int, gaps: Array) -> list[Row]:
         """Return policies of two formats: the wider one in the groups that gain most by it.
 
         `gaps` [groups, formats] are what each is thought to cost. A chain sees casts to the next
@@ -387,7 +387,9 @@ class SpacePool:
             names = [name for name in self._plain if name not in common]
             self._singles[key] = {
                 name: (
-                    np.array([self._added(common, name, value) for value in self._plain[name]]),
+                    np.array(
+                        [self._added_costs(common, name, value) for value in self._plain[name]]
+                    ),
                     np.array(
                         [
                             counted.get((place, self._full_row(common, name, value)[place]), -1)
@@ -403,7 +405,7 @@ class SpacePool:
         first = {name: values[0] for name, values in self._choices.items()}
         return self.add(first | common | {name: value})
 
-    def _added(self, common: Params, name: str, value: object) -> tuple[float, float]:
+    def _added_costs(self, common: Params, name: str, value: object) -> tuple[float, float]:
         """Return what one decision adds to time and memory; much where it has no price."""
         before = self.costs(self._full_row(common, name, self._plain[name][0]))
         after = self.costs(self._full_row(common, name, value))

@@ -52,15 +52,15 @@ class Failures:
 
     def dead(self, rows: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.bool_]:
         """Return which of the policies `rows` fail in each draw: [draws, n]."""
-        caused = self._caused(rows)
+        caused = self._deadly_rows(rows)
         return np.asarray(caused | (rng.random(caused.shape) < self.chance[:, None]))
 
     def chances(self, rows: NDArray[np.int64]) -> Array:
         """Return how likely each of the policies `rows` fails: [n]."""
-        chances = np.where(self._caused(rows), 1.0, self.chance[:, None])
+        chances = np.where(self._deadly_rows(rows), 1.0, self.chance[:, None])
         return np.asarray(chances.mean(axis=0))
 
-    def _caused(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _deadly_rows(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         has = causes_of(self.decisions, rows, self.combined).T.astype(np.float32)
         return np.asarray(self.deadly.astype(np.float32) @ has > 0.5)
 

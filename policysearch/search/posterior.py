@@ -120,10 +120,10 @@ class Sensitivity:
         """
         smallest_gap = self._fits[0].by.prior.smallest_gap
         other, data = copy.copy(self), observations_of(self.rows(rows), gaps, smallest_gap)
-        other._fits = settled([fit_at(fit.theta, fit.by, data) for _, fit in self._counting()])
+        other._fits = settled([fit_at(fit.theta, fit.by, data) for _, fit in self._weighed_fits()])
         return other
 
-    def _counting(self) -> list[tuple[float, Fit]]:
+    def _weighed_fits(self) -> list[tuple[float, Fit]]:
         """Return the fits whose beliefs are averaged, with their weights."""
         pairs = zip(self.weights.tolist(), self._fits, strict=True)
         return [(weight, fit) for weight, fit in pairs if weight > LEAST_WEIGHT]
@@ -152,7 +152,7 @@ class Sensitivity:
         """Return what is believed of the policies `rows` [n, places + modifiers]."""
         read = self.rows(rows)
         alike = read.alike(self._fits[0].told.rows)
-        return [Belief(weight, *fit.predict(read, alike)) for weight, fit in self._counting()]
+        return [Belief(weight, *fit.predict(read, alike)) for weight, fit in self._weighed_fits()]
 
     def joint(self, some: NDArray[np.int64], rows: NDArray[np.int64], least: float) -> list[Joint]:
         """Return beliefs of `some` together and `rows` singly, by what counts `least` or more."""

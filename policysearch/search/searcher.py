@@ -160,7 +160,7 @@ class Searcher:
         """
         proposals: list[tuple[Row, Costs]] = []
         while len(proposals) < count:
-            following = self._following(whole_start)
+            following = self._next_proposal(whole_start)
             if following is None:
                 break
             row, costs = following
@@ -168,7 +168,7 @@ class Searcher:
             proposals.append((row, costs))
         return proposals
 
-    def _following(self, whole_start: bool) -> tuple[Row, Costs] | None:
+    def _next_proposal(self, whole_start: bool) -> tuple[Row, Costs] | None:
         start = [each for each in self._start if each[0] not in self._told]
         if start and all(map(self._decisions.exact, self._told)):
             self.expected_gain = np.inf
@@ -215,7 +215,7 @@ class Searcher:
         While all that was trained failed, how likely they train alone, and of all candidates: what
         promises nothing itself may say soonest that others can train.
         """
-        failed = self._failed()
+        failed = self._failures()
         if not failed.any():
             return self._gains(belief, rows, costs)
         told, rng = self._array(list(self._gaps)), np.random.default_rng(len(self._gaps))
@@ -243,20 +243,20 @@ class Searcher:
         costs = np.array([self._told[row] for row in self._gaps])
         return self._measure.volume(self._known_gaps(), costs) > 0.0
 
-    def _failed(self) -> NDArray[np.bool_]:
+    def _failures(self) -> NDArray[np.bool_]:
         """Return which of what was told has failed: [told]."""
         return self._known_gaps() >= WORST * self._measure.largest_gap
 
     def _belief(self) -> Sensitivity:
         """Return what is believed, once the few that are outstanding came out as expected."""
-        belief, outstanding = self._fit(), self._outstanding()
+        belief, outstanding = self._fit(), self._outstanding_rows()
         known, gaps = list(self._gaps), self._known_gaps()
         self._expected = dict(zip(known, gaps.tolist(), strict=True))
         if outstanding:
             expected = _means(belief.predict(self._array(outstanding)), self._measure.smallest_gap)
             self._expected |= zip(outstanding, expected.tolist(), strict=True)
         if 0 < len(outstanding) <= self._few:
-            trained = ~self._failed()
+            trained = ~self._failures()
             rows = self._array(known)[trained], self._array(outstanding)
             more = np.concatenate([gaps[trained], expected])
             belief = belief.with_more(np.concatenate(rows), more)
@@ -268,7 +268,7 @@ class Searcher:
         What failed says of the gaps of others nothing: see `failures`.
         """
         if self._fitted is None:
-            trained = ~self._failed()
+            trained = ~self._failures()
             rows, gaps = self._array(list(self._gaps))[trained], self._known_gaps()[trained]
             scale = self._measure.smallest_gap, self._measure.largest_gap
             self._fitted = Sensitivity(self._decisions, rows, gaps, *scale, self._hints)
@@ -277,7 +277,7 @@ class Searcher:
     def _known_gaps(self) -> Array:
         return np.array([sum(each) / len(each) for each in self._gaps.values()])
 
-    def _outstanding(self) -> list[Row]:
+    def _outstanding_rows(self) -> list[Row]:
         """Return what was asked for, here or elsewhere, and not told yet."""
         return [row for row in self._told if row not in self._gaps]
 
@@ -288,7 +288,7 @@ class Searcher:
         """
         rng = np.random.default_rng(len(self._gaps))
         told, gaps, measure = self._array(list(self._gaps)), self._known_gaps(), self._measure
-        failed = self._failed()
+        failed = self._failures()
         scale = measure.smallest_gap, measure.largest_gap, self._hints, WIDE
         belief = Sensitivity(self._decisions, told[~failed], gaps[~failed], *scale)
         failing = failures(self._decisions, told[failed], told[~failed], DRAWN, rng)
@@ -365,7 +365,7 @@ class Searcher:
         self, belief: Sensitivity, rows: NDArray[np.int64]
     ) -> Iterator[tuple[Array, list[Belief]]]:
         """Yield what may have been found once all is told, and what is believed of `rows` then."""
-        outstanding = self._outstanding()
+        outstanding = self._outstanding_rows()
         if len(outstanding) <= self._few:
             yield front_of(self._archive(self._expected)), belief.predict(rows)
             return
