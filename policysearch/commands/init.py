@@ -94,7 +94,7 @@ def _init(options: argparse.Namespace) -> None:
 def _study_of(
     options: argparse.Namespace, path: str, place: str, model: str = ""
 ) -> tuple[FirstStudy, Script | None]:
-    """Return the study of a script, which is run once and says its recipe, and it; or of a model."""
+    """Return the study of a script, which is run once, and the script; or that of a model."""
     from policysearch.cost.device_file import device_at
     from policysearch.policy.presets import PRESETS
     from policysearch.study.cost_section import CostSection
