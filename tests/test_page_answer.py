@@ -45,6 +45,23 @@ def test_what_is_run_today_is_not_to_be_applied(results: Results) -> None:
     assert "Nothing to apply" in page(kept) and "Apply it" not in page(kept)
 
 
+def test_an_answer_has_the_numbers_of_the_pick(results: Results) -> None:
+    pick = picked(results)
+    assert pick is not None
+    said = plain_of(page(results), "answer")
+    assert f"{pick.cost.speedup:.2f}×" in said and "the speed of float32," in said
+    confirmed = results.confirmation(pick)
+    assert confirmed is not None and f"nats at {confirmed.steps} steps:" in said
+
+
+def test_what_was_trained_longer_is_said_to_hold(results: Results) -> None:
+    sight = Sight(results, "")
+    held = [row for row in sight.rows if row.confirmed_steps and not row.fault]
+    assert held and all(f"holds at {row.confirmed_steps} steps" in sight.state(row) for row in held)
+    others = [row for row in sight.rows if not row.confirmed_steps]
+    assert others and not any("holds at" in sight.state(row) for row in others)
+
+
 def test_an_answer_says_where_speed_is_that_of_another_batch(results: Results) -> None:
     spec, said = results.spec, "it was trained at batch 32: small kernels"
     assert said in plain_of(page(results), "answer")

@@ -195,6 +195,8 @@ def test_one_call_for_the_whole_run_is_read(target: str, text: str, dtype: str) 
     assert (computed, unread) == (dtype, ())
     scaled = dtype == "float16" and target in ("keras", "apex")  # MindSpore's O3 has none
     assert (policy.loss_scale.kind == "dynamic") == scaled
+    in_keras = policy.loss_scale.rule == "keras.LossScaleOptimizer"
+    assert in_keras == (scaled and target == "keras")
 
 
 def test_what_a_whole_run_says_beside_its_dtype() -> None:

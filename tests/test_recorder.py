@@ -191,8 +191,9 @@ def test_updates_that_bfloat16_would_swallow_are_found(tmp_path: Path) -> None:
 
 
 def test_clipping_before_unscaling_is_found_and_clipping_after_it_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "log"
+    path, clipping = tmp_path / "log", torch.nn.utils.clip_grad_norm_
     trained(path, clip=limited, late=False)
+    assert torch.nn.utils.clip_grad_norm_ is clipping  # as it was before
     first = found(path)[0]
     assert first.kind == "clip before unscale" and "clipped to 0.01" in first.words
     trained(path, clip=limited, late=True)

@@ -54,6 +54,9 @@ def test_every_way_means_other_blocks(count: int) -> None:
     assert len({blocks for _, blocks in found}) == len(found)
     assert all(placed(text, count) == blocks for text, blocks in found)
     assert dict(found)["all"] == frozenset(range(count))
+    ends = [(text, text.split()) for text in dict(found) if "," in text and "first" in text]
+    for text, (_, first, _, last) in ends:  # blocks that are twice at an end would mean "all"
+        assert len(dict(found)[text]) == int(first.rstrip(",")) + int(last) < count
 
 
 def test_stacks_are_names_but_for_one_number() -> None:
