@@ -111,14 +111,13 @@ def test_how_far_chance_goes_is_that_of_one_more_draw() -> None:
     rng, passed = np.random.default_rng(0), 0
     for _ in range(20_000):
         *draws, loss = rng.normal(3.0, 0.2, 17)
-        mean, error = ByChance(tuple(draws), None).above(loss) or (np.nan, np.nan)
+        mean, error = ByChance(loss, tuple(draws), None).gain or (np.nan, np.nan)
         passed += mean > 3.0902 * error
     assert 8 <= passed <= 34  # CHANCE of them is 20
-    sure = ByChance((3.0, 3.1, 2.9), None).above(1.0)
-    beside = ByChance((3.0, 3.1, 2.9), 1.5).above(1.0)
+    sure = ByChance(1.0, (3.0, 3.1, 2.9), None).gain
+    beside = ByChance(1.0, (3.0, 3.1, 2.9), 1.5).gain
     assert sure is not None and beside is not None
     assert beside[0] == 0.5 and sure[0] / sure[1] == pytest.approx(beside[0] / beside[1])
-    worse = ByChance((3.0, 3.1, 2.9), 0.5).above(1.0)
-    assert (
-        worse is not None and worse[0] == -0.5 and ByChance((3.0, 3.1), np.nan).above(1.0) is None
-    )
+    worse = ByChance(1.0, (3.0, 3.1, 2.9), 0.5).gain
+    assert worse is not None and worse[0] == -0.5
+    assert ByChance(1.0, (3.0, 3.1), np.nan).gain is None

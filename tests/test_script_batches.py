@@ -354,3 +354,32 @@ def test_a_metric_may_be_a_function_of_tensors_or_arrays(tmp_path: Path, metric:
     with pytest.raises(InputError, match=r"no_such_thing'; expected a number of .* or tensors"):
         task = ps.study_of(script(of_neither), "RTX-4090").task
         task.build_model(task.load_dataset())
+
+
+METRIC = """
+import torch, policysearch as ps
+x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+y = (x[:, 0] > 0).long()
+def share(outputs, labels):
+    return (outputs.argmax(1) == labels).float().mean().clamp(min=0.0)
+def script():
+    batches = list(zip(x.split(4), y.split(4)))
+    return ps.from_loader(torch.nn.Linear(3, 2), batches, loss=torch.nn.functional.cross_entropy,
+                          steps=16, metric=METRIC)
+"""
+
+
+def test_a_metric_that_the_script_defines_is_known_in_other_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(METRIC.replace("metric=METRIC", "metric=share"))
+    script = script_at("train.py:script", Path())
+    assert script.recipe["metric"] == f"{Path('train.py').absolute()}:share"
+    study = ps.study_of(script, "RTX-4090")
+    assert study.task.metric_name == "train.py:share"
+    run = train(study.task, preset("float32", ("",)), 0, dataset=study.task.load_dataset())
+    assert run.metric == pytest.approx(run.validation_accuracy) and run.metric
+    Path("inner.py").write_text(METRIC.replace("metric=METRIC", "metric=lambda *_: 1.0"))
+    with pytest.raises(InputError, match=r"metric: <function .*; expected a function that the"):
+        script_at("inner.py:script", Path())

@@ -20,24 +20,29 @@ from policysearch.ops.source import data, own
 from policysearch.train.constant import CHANCE
 from policysearch.train.feeding import Array, feed_constants
 
-EXCHANGES = 16
-"""How often labels change places: enough to know how far chance takes the loss."""
+EXCHANGES, EXAMPLES = 16, 1024
+"""How often labels change places, and of how many examples at most: that tells far less apart than
+what a net that has learned gains.
+"""
 
 OUTPUTS = own("outputs")
 
 
 @dataclass(frozen=True)
 class ByChance:
-    """The mean losses where each example has the labels of another, and of the best constant.
+    """A net's mean `loss` beside those where each example has the labels of another.
 
-    `constant` is None where the loss does not follow from outputs and labels alone.
+    And beside that of the best `constant`: None where the loss does not follow from outputs and
+    labels alone.
     """
 
+    loss: float
     exchanged: tuple[float, ...]
     constant: float | None
 
-    def above(self, loss: float) -> tuple[float, float] | None:
-        """Return by how much a loss is below both, and how far chance takes that.
+    @property
+    def gain(self) -> tuple[float, float] | None:
+        """By how much the loss is below both, and how far chance takes that.
 
         By chance alone the loss is one draw more of `exchanged`: it is beyond these where it is
         further off than a multiple of their deviation. That is as much larger than the deviation as
@@ -45,8 +50,8 @@ class ByChance:
         constant is nearer, both numbers are less by the same share. None where one is not finite.
         """
         draws = np.array(self.exchanged)
-        less = float(draws.mean()) - loss
-        beside = less if self.constant is None else self.constant - loss
+        less = float(draws.mean()) - self.loss
+        beside = less if self.constant is None else self.constant - self.loss
         if not math.isfinite(less) or not math.isfinite(beside):
             return None
         nearer = min(less, beside)
@@ -73,9 +78,10 @@ def by_chance(
     is_read = any(node.op.kind == "source" and node.name == model.labels for node in nodes)
     if not is_read or any(node.format != "float32" for node in graph.nodes if node.inputs):
         return None
+    labels = labels[: max(EXAMPLES, graph.source(model.labels).shape[0])]
     rng = np.random.default_rng(seed)
     draws = tuple(mean_loss(labels[rng.permutation(len(labels))]) for _ in range(EXCHANGES))
-    return ByChance(draws, _constant_loss(graph, model, labels, compiled))
+    return ByChance(mean_loss(labels), draws, _constant_loss(graph, model, labels, compiled))
 
 
 def _constant_loss(

@@ -71,7 +71,7 @@ class Evaluation:
         not known.
         """
         if self.chance is not None:
-            return self.chance.above(float(np.mean(self.own_losses)))
+            return self.chance.gain
         return below_constant(dataset, self.loss, self.losses)
 
 
@@ -112,8 +112,8 @@ def evaluation(
     judgement = (None, None) if axis is None else joined(parts, labels)
     chance = None
     if own and judgement[0] is None:
-        mean_loss = partial(_mean_loss, step, model, examples[0], batch_size, seed)
-        chance = by_chance(graph, model, examples[1], mean_loss, compiled, seed)
+        loss_of_labels = partial(_mean_loss, step, model, examples[0], batch_size, seed)
+        chance = by_chance(graph, model, examples[1], loss_of_labels, compiled, seed)
     return Evaluation(*judgement, named, tuple(own_losses), found, chance)
 
 

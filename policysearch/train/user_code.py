@@ -153,10 +153,14 @@ def _beside(path: Path) -> Iterator[None]:
             sys.path.append(folder)
 
 
+MODULE = "policysearch_user_code"
+"""What the names of modules of users' files begin with: other processes have none of these."""
+
+
 @functools.lru_cache(maxsize=64)
 def _module(path: str) -> ModuleType:
     """Return the module of a file, run once; it has a name, so that what it makes can be sent."""
-    name = f"policysearch_user_code_{abs(hash(path)):x}"
+    name = f"{MODULE}_{abs(hash(path)):x}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -337,6 +341,20 @@ Metric = Callable[[NDArray[Any], NDArray[Any]], float]
 
 Numpy arrays, or tensors where a function cannot take these.
 """
+
+
+def name_of_metric(given: str | Metric) -> str | Metric:
+    """Return "file.py:function" for a function of a user's file, which other processes find so.
+
+    InputError for one that is made inside another, or has no name.
+    """
+    module = sys.modules.get(getattr(given, "__module__", ""))
+    if isinstance(given, str) or module is None or not module.__name__.startswith(MODULE):
+        return given
+    name = metric_name(given)
+    if getattr(module, name, None) is not given:
+        raise InputError(f"metric: {shown(given)}; expected a function that the file defines")
+    return f"{module.__spec__.origin if module.__spec__ else ''}:{name}"
 
 
 def metric_name(given: str | Metric) -> str:
