@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.mutants.code import Key, Mutant, drawn
 from benchmarks.mutants.record import Record, leave_out, record
-from benchmarks.mutants.tree import copy_tree, in_child, killer, mutated, warm_up
+from benchmarks.mutants.tree import TIMEOUT, copy_tree, in_child, killer, mutated, warm_up
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "mutants"
@@ -242,8 +242,11 @@ def _report(
         print(f"{module}: {killed[module]} of {count}")
     sound, total = sum(killed.values()), len(asked)
     equal = sum(mutant.key in excused for mutant in mutants)
+    late = sum(verdicts[mutant.key] == TIMEOUT for mutant in asked)
     share = 100 * sound / max(total, 1)
     print(f"score {share:.1f} %: {sound} of {total} killed, {equal} more are equivalent")
+    if late:
+        print(f"{late} of these by time alone, which on a busy machine says nothing")
 
 
 if __name__ == "__main__":
