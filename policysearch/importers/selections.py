@@ -113,7 +113,7 @@ def selection_rule(name: str, rule: Rule | None, *, pointwise: bool) -> Rule:
     if rule is not None and name not in APART and (pointwise or name in BY_ROW):
         return partial(_by_row, rule)
     if rule is not None and name in WEIGHED:
-        return partial(_weighed_mean, rule, WEIGHED[name])
+        return partial(_by_weights, rule, WEIGHED[name])
     if rule is not None and name in ALONG:
         return partial(_along, rule)
     if rule is not None and name in TOTALS:
@@ -159,7 +159,7 @@ def _by_row(rule: Rule, t: Tracer, *arguments: Any, **options: Any) -> Any:
     return Selection(rule(t, *read, **options), chosen)
 
 
-def _weighed_mean(rule: Rule, place: int, t: Tracer, *arguments: Any, **options: Any) -> Any:
+def _by_weights(rule: Rule, place: int, t: Tracer, *arguments: Any, **options: Any) -> Any:
     others = (*arguments[:place], *arguments[place + 1 :])
     if not is_selection(arguments[place]) or is_selection(others):
         raise refuse(BESIDE, KEEP_ALL)
