@@ -91,7 +91,7 @@ WRONG = {
     "fastest metric=0.8": r"--goal.metric: '=0.8'; expected a limit as >=0.8 or <=12",
     "fastest metric<=few": r"--goal.metric: '<=few'; expected a limit as",
     "fastest metric>=nan": r"--goal.metric: '>=nan'; expected a limit as",
-    "fastest fits=RTX4090": "--goal.fits: 'RTX4090'; did you mean 'RTX-4090'. expected one of",
+    "fastest fits=RTX4090": "--goal.fits: 'RTX4090'; did you mean 'RTX-4090'. expected one that",
     "fastest fits=L4@many": "--goal.fits: 'L4@many'; expected DEVICE or DEVICE@BATCH",
     "fastest speedup>=1 over=tf32": "--goal.over: 'tf32'; expected",
     "fastest over=float32": "--goal.over: 'float32' without speedup",
