@@ -106,11 +106,7 @@ def _study_of(
     script = script_at(place, Path()) if place else None
     usual_batch = script.task.batch_size if script else BATCH
     batch = _batch(_answer(options, "batch", usual_batch, asks=script is None))
-    usual = (
-        script.baseline
-        if script and script.baseline != "float32"
-        else usual_baseline(device, options.stack)
-    )
+    usual = usual_baseline(device, options.stack, *([script.baseline] if script else []))
     baseline = str(_answer(options, "baseline", usual, asks=script is None))
     one_of("--baseline", baseline, PRESETS)
     study = FirstStudy(

@@ -209,8 +209,8 @@ def _of_classes(rule: Rule, place: int, t: Tracer, *arguments: Any, **options: A
     out = arguments[place] if len(arguments) > place else options.get("ignore_index", IGNORED)
     if not t.is_whole(classes):
         raise refuse("shares of classes in a selection", KEEP_ALL)
-    left = t.whole(masks.masked_fill, classes, chosen, value=float(out), outside=True)
-    return rule(t, x, left, *others, **options)
+    targets = t.whole(masks.masked_fill, classes, chosen, value=float(out), outside=True)
+    return rule(t, x, targets, *others, **options)
 
 
 def _of_pairs(rule: Rule, place: int, t: Tracer, *arguments: Any, **options: Any) -> Any:

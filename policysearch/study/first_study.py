@@ -216,7 +216,8 @@ class FirstStudy:
         return f'batch_size = {self.batch}\nbatch_size_reason = "{reason}"\n'
 
     def _scalings(self) -> str:
-        eight = self.target == "torch" and any(map(_is_eight, formats_on(self.device)))
+        eight = any(name.startswith("float8") for name in formats_on(self.device))
+        eight = eight and self.target == "torch"
         return 'scalings = ["current"]          # of 8-bit operands, as torchao has them\n' * eight
 
     def _updates(self) -> str:
@@ -271,16 +272,16 @@ def study_of(
     there is a `batch_size_reason`. What is searched is what `policysearch init` has for that
     device; `study` are keys of [study] in place of those (`trials`, `seeds`).
     """
-    task, usual = script.task, usual_baseline(device_at(device), stack)
+    task, row = script.task, device_at(device)
     first = FirstStudy(
         net=script.model.name,
         name=name or script.model.name,
         model="lenet5",
         data="digits32",
         device_name=device,
-        device=device_at(device),
+        device=row,
         stack=stack,
-        baseline=script.baseline if script.baseline != "float32" else usual,
+        baseline=usual_baseline(row, stack, script.baseline),
         batch=task.batch_size,
         loss_scale=script.loss_scale,
     )
@@ -302,8 +303,10 @@ def formats_on(device: Device) -> tuple[str, ...]:
     return ("float32", sixteen_bits(device), *eight)
 
 
-def usual_baseline(device: Device, stack: str) -> str:
-    """Return what is run most on a device under a stack."""
+def usual_baseline(device: Device, stack: str, own: str = "float32") -> str:
+    """Return what a script runs that is low, its `own`; else what is run most on such a device."""
+    if own != "float32":
+        return own
     if _framework(stack) == "mindspore":
         return MINDSPORE[1]
     return f"torch.autocast.{sixteen_bits(device)}"
@@ -312,10 +315,6 @@ def usual_baseline(device: Device, stack: str) -> str:
 def _framework(stack: str) -> str:
     """Return the framework of a stack: "torch.compile" is torch's."""
     return stack.partition(".")[0]
-
-
-def _is_eight(name: str) -> bool:
-    return name.startswith("float8")
 
 
 def sixteen_bits(device: Device) -> str:

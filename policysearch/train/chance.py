@@ -17,7 +17,7 @@ from policysearch.emulator.compile import Step
 from policysearch.graph import Graph, size
 from policysearch.nn.model import Model
 from policysearch.ops.source import data, own
-from policysearch.train.constant import CHANCE
+from policysearch.train.constant import CHANCE, log_odds
 from policysearch.train.feeding import Array, feed_constants
 
 EXCHANGES, EXAMPLES = 16, 1024
@@ -100,9 +100,9 @@ def _constant_loss(
     source = replace(result, op=data, inputs=(), role="input", name=OUTPUTS, attrs=attrs)
     nodes = tuple(source if node.id == place else node for node in graph.nodes)
     cut = Graph(nodes, (("loss", outputs["loss"]),))
-    needed = cut.needed({outputs["loss"]})
-    read = {node.name for node in nodes if node.id in needed and node.op.kind == "source"}
-    if place not in needed or read - {OUTPUTS, model.labels, *model.constants}:
+    ids = cut.needed({outputs["loss"]})
+    sources = {node.name for node in nodes if node.id in ids and node.op.kind == "source"}
+    if sources - {model.labels, *model.constants} != {OUTPUTS}:
         return None
     step = compiled(cut)
     feed_constants(step, model)
@@ -113,9 +113,7 @@ def _constants(labels: Array) -> Iterator[Array]:
     """Yield what may be the best: by place or one for all, as numbers and as logits of shares."""
     exact = labels.astype(np.float64)
     for row in (exact.mean(axis=0), np.median(exact, axis=0), np.asarray(exact.mean())):
-        yield row
-        shares = np.clip(row, 1e-6, 1.0 - 1e-6)
-        yield np.log(shares) - np.log1p(-shares)
+        yield from (row, log_odds(row, 1e-6))
 
 
 def _loss_of(step: Step, name: str, labels: Array, row: Array) -> float:

@@ -123,10 +123,15 @@ def constant_losses(dataset: Dataset, loss: str, part: tuple[Any, Array]) -> Los
 def _numbers(shares: Array, labels: Array, loss: str) -> Losses:
     """Return the loss of one number per output, of each example."""
     if loss == "binary_cross_entropy_with_logits":
-        sure = np.clip(shares, 1e-9, 1.0 - 1e-9)
-        shares = np.log(sure) - np.log1p(-sure)
+        shares = log_odds(shares, 1e-9)
     each = OF_NUMBERS[loss](np.broadcast_to(shares, labels.shape), labels)
     return np.asarray(each.reshape(len(labels), -1).mean(axis=1))
+
+
+def log_odds(shares: Array, least: float) -> Array:
+    """Return the logits whose sigmoids are these shares, kept within `least` and 1 - `least`."""
+    inner = np.clip(shares, least, 1.0 - least)
+    return np.asarray(np.log(inner) - np.log1p(-inner))
 
 
 def _soft_margin(outputs: Array, targets: Array) -> Losses:

@@ -343,7 +343,7 @@ Numpy arrays, or tensors where a function cannot take these.
 """
 
 
-def name_of_metric(given: str | Metric) -> str | Metric:
+def metric_in_file(given: str | Metric) -> str | Metric:
     """Return "file.py:function" for a function of a user's file, which other processes find so.
 
     InputError for one that is made inside another, or has no name.

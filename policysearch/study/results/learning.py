@@ -19,7 +19,8 @@ class Beside:
 
     `accuracies`: shares got right; `gains`: by how much its loss is below the constant's, mean over
     the labels and standard error. A loss of the net's own has no constant: there it is below itself
-    with the labels of other examples. Either is () where it was not measured with every seed.
+    with the labels of other examples, and of constant outputs. Either is () where it was not
+    measured with every seed.
     """
 
     constant: Constant
@@ -61,7 +62,8 @@ class Beside:
             less = math.fsum(mean for mean, _ in self.gains) / len(self.gains)
             side = "below" if less >= 0.0 else "above"
             known = self.constant.validation_loss is not None
-            rival = "that of the best constant" if known else "its own with other examples' labels"
+            chance = "its own with other examples' labels, or of constant outputs"
+            rival = "that of the best constant" if known else chance
             parts.append(f"loss {abs(less):.2g} {side} {rival}")
         what = "labels" if share is not None else "examples"
         return f"on {count} validation {what}, {'; '.join(parts)}"

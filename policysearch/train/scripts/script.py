@@ -11,7 +11,7 @@ from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
 from policysearch.train.groups import Group, by_parameter
 from policysearch.train.tasks import Task
-from policysearch.train.user_code import name_of_metric
+from policysearch.train.user_code import metric_in_file
 from policysearch.values import one_of
 
 KEY = "script"
@@ -45,7 +45,7 @@ class Script:
     ) -> Script:
         """Return the script with these, and lines of `taken` that say them before the others."""
         if "metric" in recipe:
-            recipe = {**recipe, "metric": name_of_metric(recipe["metric"])}
+            recipe = {**recipe, "metric": metric_in_file(recipe["metric"])}
         made = replace(self, recipe=recipe, baseline=baseline, loss_scale=loss_scale)
         by_parameter(made.task.groups, made.model.parameters())
         return replace(made, taken=(*made._recipe_lines(), *self.taken))
