@@ -199,6 +199,10 @@ def test_a_study_for_mindspore_is_searched_and_exported_for_it(
     assert main([*given, "own"]) == 0 and main([*given, "torch", "--target", "torch"]) == 0
     assert (folder / "own/net-mindspore.py").exists() and not (folder / "own/net-torch.py").exists()
     assert (folder / "torch/net-torch.py").exists()
+    policy = preset("mindspore.O2", spec.task.build_model(spec.task.load_dataset()).layer_names)
+    assert folder / "api/net-mindspore.py" in policysearch.export_policy(
+        policy, spec, folder / "api"
+    )
 
 
 def test_what_lies_beside_the_file_is_imported_from_any_folder(folder: Path) -> None:

@@ -182,6 +182,7 @@ def whole(target: str, text: str) -> tuple[str, Policy, tuple[str, ...]]:
 WORDS = (
     ("keras", "p = Policy('mixed_bfloat16')\nmixed_precision.set_global_policy(p)", "bfloat16"),
     ("keras", "keras.config.set_dtype_policy('float32')", "float32"),
+    ("keras", "keras.config.set_dtype_policy('mixed_float16')", "float16"),
     ("mindspore", "net = amp.auto_mixed_precision(net, 'O3')", "float16"),
     ("mindspore", "model = Model(net, loss, opt, amp_level='O0')", "float32"),
     ("apex", "amp.initialize(model, optimizer)", "float16"),
