@@ -302,6 +302,20 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "calm-gpt-masters": Family((*CALM_GPT, MASTERS)),
         # Written down after the GPTs above had fronts of three, before it was run.
         "calm-layers": Family(tuple(change for change in CALM_GPT if change != BLOCKS)),
+        # Written down after that one had a front of five, before any of them was run.
+        **{
+            f"{model}-layers": Family(
+                (
+                    (MLP, f'model = "{model}"\nactivation = "gelu"'),
+                    TRANSFORMER[1],
+                    CALM,
+                    ("batch_size = 65536", "batch_size = 2048"),
+                    (NET, "widths = [4096, 16384, 16384]"),
+                    (MLP_WIDTHS, "widths = [64, 128, 128]"),
+                )
+            )
+            for model in ("transformer", "rms_transformer")
+        },
     }
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 import policysearch
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.graph import FloatArray
+from policysearch.importers.stand_ins import module_copy
 from policysearch.nn.model import Model
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.rounding.rounder import Fast
@@ -140,7 +140,7 @@ def jumps_of(
     """
     moved = {name: 0.0 for name in exact}
     for sign in (1e-6, -1e-6):
-        near, noise = copy.deepcopy(module), torch.Generator().manual_seed(0)
+        near, noise = module_copy(module), torch.Generator().manual_seed(0)
         with torch.no_grad():
             for p in near.parameters():
                 p *= 1 + sign * torch.randn(p.shape, generator=noise, dtype=p.dtype)
@@ -176,7 +176,7 @@ def assert_gradients_close(
 
 def assert_as_torch(module: Any, inputs: Sequence[Array], seed: int = 0) -> Model:
     """Import a module and assert names, logits in both modes and gradients; return the model."""
-    double = copy.deepcopy(module).double()
+    double = module_copy(module).double()
     model = imported(module, inputs)
     names = [name for name, _ in module.named_parameters()]
     assert [spec.name for spec in model.parameters()] == names
@@ -187,7 +187,7 @@ def assert_as_torch(module: Any, inputs: Sequence[Array], seed: int = 0) -> Mode
     labels = labels_for(logits, np.random.default_rng(seed))
     ours, torchs = emulated(model, inputs, labels), of_torch(module, inputs, labels)
     floats = [x.astype(np.float64) if x.dtype == np.float32 else x for x in inputs]
-    exact = of_torch(copy.deepcopy(double), floats, labels)
+    exact = of_torch(module_copy(double), floats, labels)
     jumps = jumps_of(double, floats, labels, exact.grads)
     assert_close(ours.logits, torchs.logits, 1e-5, "training")
     assert_gradients_close(ours.grads, torchs.grads, exact.grads, jumps)

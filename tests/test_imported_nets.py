@@ -123,3 +123,23 @@ def test_fifty_steps_are_torchs(name: str, optimizer: Any, rate: float) -> None:
 @pytest.mark.parametrize(("name", "optimizer", "rate"), ROWS[:3])
 def test_statistics_move_in_skipped_steps_as_torchs(name: str, optimizer: Any, rate: float) -> None:
     trained_as_torch(Training(*NETS[name], optimizer, rate, skipped=(7, 20)))
+
+
+class Normed(torch.nn.Module):
+    """A layer whose weights torch's first `weight_norm` computes, and a cast behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with pytest.warns(FutureWarning, match="weight_norm"):
+            self.layer = torch.nn.utils.weight_norm(torch.nn.Linear(6, 4))
+        self.out = torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.layer(x).to(x.dtype).tanh())
+
+
+def test_a_module_that_ran_before_and_holds_what_it_computed_goes_in() -> None:
+    module, inputs = imported_steps.shaken(Normed()), np.ones((4, 6), np.float32)
+    module(*imported_steps.tensors((inputs,)))
+    assert not module.layer.weight.is_leaf  # torch copies no such tensor
+    imported_steps.assert_as_torch(module, (inputs,))

@@ -101,6 +101,17 @@ def test_batches_are_those_of_the_loader_with_its_shuffling_and_augmentation(
     assert any("2 batches of fewer than 4" in line or "1 batches" in line for line in script.taken)
 
 
+def test_what_of_a_validation_loader_is_left_out_is_said(tmp_path: Path) -> None:
+    for batch, lines in (
+        (4, ["left out: 1 batches of validation, of other than 4 examples"]),
+        (5, []),
+    ):
+        other = torch.utils.data.DataLoader(Points(), batch_size=batch)  # of 30
+        script = read(tmp_path, validation=other)
+        assert f"validation: {30 // batch * batch} examples" in script.taken
+        assert [line for line in script.taken if "of validation" in line] == lines
+
+
 def test_other_seeds_take_the_steps_in_another_order_and_longer_runs_take_them_again(
     tmp_path: Path,
 ) -> None:

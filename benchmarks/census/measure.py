@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from benchmarks.census.net import Net
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.export.torch import export
 from policysearch.export.torch_runs import runs
+from policysearch.importers.stand_ins import module_copy
 from policysearch.nn.model import OWN_LOSS, Model
 from policysearch.ops import attention_blocks
 from policysearch.optimizers.optimizer import Optimizer
@@ -156,7 +156,7 @@ def labels_of(net: Net, module: Any, inputs: Inputs) -> Any:
     """Return the labels: the input that takes them, or classes drawn for the first result."""
     if net.loss == OWN_LOSS:
         return None
-    logits = first_of(copy.deepcopy(module).train()(*inputs))
+    logits = first_of(module_copy(module).train()(*inputs))
     return torch.randint(logits.shape[-1], logits.shape[:-1], generator=torch.Generator())
 
 
@@ -194,7 +194,7 @@ def of_torch(
     changed: Callable[[Any], Any] = lambda module: module,
 ) -> Values:
     """Return the loss and gradients of a copy of the module, in the format of its parameters."""
-    module = changed(copy.deepcopy(module).train())
+    module = changed(module_copy(module).train())
     dtype = next(p.dtype for p in module.parameters())
     cast = tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
     loss = loss_of(net, module(*cast), labels)
@@ -250,7 +250,7 @@ def _single(net: Net, module: Any, model: Model, inputs: Inputs, labels: Any) ->
     ours = emulated(model, preset("float32", model.layer_names), inputs, labels)
     plain = of_torch(net, module, inputs, labels)
     try:
-        double = copy.deepcopy(module).to(torch.float64)
+        double = module_copy(module).to(torch.float64)
         exact = of_torch(net, double, inputs, labels)
     except (RuntimeError, NotImplementedError):
         return distance(ours, list(_jittered(net, module, inputs, labels)), plain)

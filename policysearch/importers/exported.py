@@ -7,7 +7,6 @@ read, does not show them.
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import logging
 import math
@@ -41,6 +40,7 @@ from policysearch.importers.stand_ins import (
     checks_passed,
     counts_known,
     hooks_of,
+    module_copy,
     own_gradients_refused,
     read_alone,
     results_known,
@@ -199,7 +199,7 @@ def _first_export(module: Any, inputs: tuple[Any, ...], training: bool) -> Any:
 
 
 def _with(changed: Mapping[tuple[str, str], Any], hung: Mapping[str, Any], module: Any) -> Any:
-    later = copy.deepcopy(module)
+    later = module_copy(module)
     for path, hooks in hung.items():
         for name, there in hooks.items():
             getattr(later.get_submodule(path), name).update(there)
@@ -254,7 +254,7 @@ def _in_bfloat16(module: Any) -> Any:
         for p in module.parameters()
         if type(p) is torch.nn.Parameter and p.is_floating_point()
     }
-    return copy.deepcopy(module, low)._apply(
+    return module_copy(module, low)._apply(
         lambda x: x.to(torch.bfloat16) if x.is_floating_point() else x
     )
 

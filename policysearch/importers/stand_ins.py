@@ -7,6 +7,7 @@ show it.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import os
@@ -52,6 +53,21 @@ def check_hooks(module: Any) -> None:
             raise InputError(
                 f"module {name or type(part).__name__}: a backward hook; {GRADIENT_REMEDY}"
             )
+
+
+def module_copy(module: Any, copies: Mapping[int, Any] = MappingProxyType({})) -> Any:
+    """Return a copy of a module, `copies` in place of what has their ids.
+
+    What it computed and holds, as the hook of torch's first `weight_norm` does, is copied as
+    values: torch copies no tensor that has a graph behind it.
+    """
+    computed = {
+        id(value): value.detach().clone()
+        for part in module.modules()
+        for value in vars(part).values()
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    }
+    return copy.deepcopy(module, computed | dict(copies))
 
 
 def check_layouts(module: Any) -> None:

@@ -103,8 +103,8 @@ class Drawing:
             self.loader.set_epoch(epoch)
         yield from self._checked_batches(iter_of(self.loader), f"loader, epoch {epoch}")
 
-    def validating(self) -> Iterator[Any]:
-        """Yield the batches that validate."""
+    def validating(self, left_out: dict[str, int]) -> Iterator[Any]:
+        """Yield the batches that validate; count those `left_out` by why."""
         size = 0
         own, most = self.validation is not None, self.validation_batches
         loader = self.validation if own else self.loader  # a loader may have no length, or 0
@@ -114,6 +114,8 @@ class Drawing:
             size = size or rows_of(batch)
             if rows_of(batch) == size:
                 yield batch
+            else:
+                _count(left_out, f"of validation, of other than {size} examples")
 
     def _validates_at_most(self) -> int:
         """Return how many batches of another loader are kept: few beside those trained on."""
@@ -126,7 +128,7 @@ class Drawing:
         """Return the largest extent along axis 1 of what `pads` may fill up."""
         with seeded(self.seed):
             drawn = itertools.chain.from_iterable(self.training({}))
-            return max(map(self._length, itertools.chain(drawn, self.validating())))
+            return max(map(self._length, itertools.chain(drawn, self.validating({}))))
 
     def _length(self, batch: Any) -> int:
         layout = layout_of(batch)
@@ -300,7 +302,7 @@ class Spooling:
             train, size = spool.rows, self._shapes[0][0] if self._shapes else 0
             if not train:
                 raise InputError("loader: too few batches for one step; expected more")
-            for index, batch in enumerate(drawing.validating()):
+            for index, batch in enumerate(drawing.validating(self.left_out)):
                 extra = drawing.counted([batch]) if drawing.counted else {}
                 rows = self.rows_any(_with(batch, extra), f"validation, batch {index}")
                 spool.add(file, rows)

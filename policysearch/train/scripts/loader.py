@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from policysearch.data.spool import LARGEST_BYTES, SpooledDataset
 from policysearch.files import RESULTS_FOLDER
+from policysearch.importers.stand_ins import module_copy
 from policysearch.importers.torch_export import from_torch
 from policysearch.nn.model import OWN_LOSS
 from policysearch.policy.presets import PRESETS
@@ -155,7 +155,7 @@ def _step(module: Any, step: Step | None, drawing: Drawing) -> Step | None:
         return step
     batch = drawing.first()
     with torch.random.fork_rng(devices=[]):
-        net = copy.deepcopy(module) if isinstance(module, torch.nn.Module) else module()
+        net = module_copy(module) if isinstance(module, torch.nn.Module) else module()
         try:
             step(net, batch)
         except Exception:  # of the user's own code
