@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -12,16 +11,27 @@ import torch
 
 from policysearch.data.spool import LARGEST_BYTES, SpooledDataset
 from policysearch.files import RESULTS_FOLDER
-from policysearch.importers.stand_ins import module_copy
 from policysearch.importers.torch_export import from_torch
 from policysearch.nn.model import OWN_LOSS
 from policysearch.policy.presets import PRESETS
-from policysearch.train.losses import LOSSES
 from policysearch.train.scripts.batches import Drawing, seeded, spooled
 from policysearch.train.scripts.checkpoints import restored
 from policysearch.train.scripts.recipe import Read, loss_scale_of, read_optimizer, recorded
 from policysearch.train.scripts.script import Script, check_recipe
-from policysearch.train.scripts.stepped import Layout, Step, Stepping, layout_of
+from policysearch.train.scripts.stepped import (
+    Layout,
+    Step,
+    Stepping,
+    layout_of,
+    step_of,
+    step_that_runs,
+)
+    Layout,
+    Step,
+    Stepping,
+    layout_of,
+    step_of,
+)
 from policysearch.values import InputError, one_of
 
 AFTER = "batches after the last step, of the same examples: `validation` takes a loader of others"
@@ -68,7 +78,8 @@ def from_loader(
     if steps is not None:  # refused before anything is drawn
         _schedule(optimizer, scheduler, steps)
     drawing = kept.drawing(loader, seed, steps=steps, epochs=epochs, accumulation_steps=count)
-    script = script_of(module, drawing, _step(module, step_of(loss), drawing), kept, read, named)
+    step = step_that_runs(module, step_of(loss), drawing.first)
+    script = script_of(module, drawing, step, kept, read, named)
     whole = {**script.recipe, **_schedule(optimizer, scheduler, script.recipe["steps"]), **recipe}
     return script.taking(whole, baseline_of(precision), loss_scale_of(scaler))
 
@@ -131,63 +142,6 @@ class Kept:
         """Return the file."""
         usual = RESULTS_FOLDER / f"{self.called(module)}.spool"
         return usual if self.spool is None else Path(self.spool)
-
-
-def step_of(loss: str | Callable[..., Any]) -> Step | None:
-    """Return the training step of a loss; None for one that has a name."""
-    if isinstance(loss, str):
-        one_of("loss", loss, LOSSES)
-        return None
-    if isinstance(loss, torch.nn.Module):
-        return Criterion(loss)
-    if not callable(loss):
-        valid = "a function of module and batch or of outputs and labels, an nn.Module or a name"
-        raise InputError(f"loss: {type(loss).__name__}; expected {valid}")
-    return loss
-
-
-def _step(module: Any, step: Step | None, drawing: Drawing) -> Step | None:
-    """Return the step, or that of a loss of outputs and labels where that is what it is.
-
-    A function says by running what it takes; one that takes neither fails where it is traced.
-    """
-    if step is None or isinstance(step, Criterion):
-        return step
-    batch = drawing.first()
-    with torch.random.fork_rng(devices=[]):
-        net = module_copy(module) if isinstance(module, torch.nn.Module) else module()
-        try:
-            step(net, batch)
-        except Exception:  # of the user's own code
-            with contextlib.suppress(Exception):
-                found = step(*Criterion(step).compared(net, batch))
-                if isinstance(found, torch.Tensor) and found.ndim == 0:
-                    return Criterion(step)
-    return step
-
-
-class Criterion:
-    """A step of a loss of the outputs and the last of the batch, a module or a function.
-
-    It returns the outputs beside the loss, for accuracy and metric.
-    """
-
-    def __init__(self, loss: Any) -> None:
-        self._loss = loss
-
-    def __call__(self, module: Any, batch: Any) -> Any:
-        outputs, labels = self.compared(module, batch)
-        loss = self._loss(outputs, labels)
-        return (loss, outputs) if isinstance(outputs, torch.Tensor) else loss
-
-    def compared(self, module: Any, batch: Any) -> tuple[Any, Any]:
-        """Return the outputs and labels of a batch; InputError where it is no tuple."""
-        if not isinstance(batch, list | tuple) or len(batch) < 2:
-            given = type(batch).__name__
-            raise InputError(
-                f"batch: {given} with a loss of outputs and labels; expected (inputs..., labels)"
-            )
-        return module(*batch[:-1]), batch[-1]
 
 
 def script_of(

@@ -5,6 +5,7 @@ It stays the root, so that its layers and parameters keep their names.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +14,11 @@ from typing import Any
 
 import torch
 
+from policysearch.importers.stand_ins import module_copy
 from policysearch.importers.torch_export import EVALUATES_OTHERWISE
+from policysearch.train.losses import LOSSES
 from policysearch.train.scripts.outputs import Place, outputs_place, watched
-from policysearch.values import InputError
+from policysearch.values import InputError, one_of
 
 Step = Callable[[Any, Any], Any]
 """Of the module and a batch, the loss."""
@@ -196,3 +199,61 @@ def stepped(module: Any, step: Step, layout: Layout, place: Place | None = None)
 
 def _drop_log(self: Any, *_: Any, **__: Any) -> None:
     """Take what a step would log, and let it be."""
+
+
+def step_of(loss: str | Callable[..., Any]) -> Step | None:
+    """Return the training step of a loss; None for one that has a name."""
+    if isinstance(loss, str):
+        one_of("loss", loss, LOSSES)
+        return None
+    if isinstance(loss, torch.nn.Module):
+        return Criterion(loss)
+    if not callable(loss):
+        valid = "a function of module and batch or of outputs and labels, an nn.Module or a name"
+        raise InputError(f"loss: {type(loss).__name__}; expected {valid}")
+    return loss
+
+
+def step_that_runs(module: Any, step: Step | None, first: Callable[[], Any]) -> Step | None:
+    """Return the step, or that of a loss of outputs and labels where that is what it is.
+
+    `first` draws a batch. A function says by running what it takes; one that takes neither fails
+    where it is traced.
+    """
+    if step is None or isinstance(step, Criterion):
+        return step
+    batch = first()
+    with torch.random.fork_rng(devices=[]):
+        net = module_copy(module) if isinstance(module, torch.nn.Module) else module()
+        try:
+            step(net, batch)
+        except Exception:  # of the user's own code
+            with contextlib.suppress(Exception):
+                found = step(*Criterion(step).compared(net, batch))
+                if isinstance(found, torch.Tensor) and found.ndim == 0:
+                    return Criterion(step)
+    return step
+
+
+class Criterion:
+    """A step of a loss of the outputs and the last of the batch, a module or a function.
+
+    It returns the outputs beside the loss, for accuracy and metric.
+    """
+
+    def __init__(self, loss: Any) -> None:
+        self._loss = loss
+
+    def __call__(self, module: Any, batch: Any) -> Any:
+        outputs, labels = self.compared(module, batch)
+        loss = self._loss(outputs, labels)
+        return (loss, outputs) if isinstance(outputs, torch.Tensor) else loss
+
+    def compared(self, module: Any, batch: Any) -> tuple[Any, Any]:
+        """Return the outputs and labels of a batch; InputError where it is no tuple."""
+        if not isinstance(batch, list | tuple) or len(batch) < 2:
+            given = type(batch).__name__
+            raise InputError(
+                f"batch: {given} with a loss of outputs and labels; expected (inputs..., labels)"
+            )
+        return module(*batch[:-1]), batch[-1]
