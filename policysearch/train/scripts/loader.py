@@ -24,13 +24,6 @@ from policysearch.train.scripts.stepped import (
     Stepping,
     layout_of,
     step_of,
-    step_that_runs,
-)
-    Layout,
-    Step,
-    Stepping,
-    layout_of,
-    step_of,
 )
 from policysearch.values import InputError, one_of
 
@@ -78,10 +71,9 @@ def from_loader(
     if steps is not None:  # refused before anything is drawn
         _schedule(optimizer, scheduler, steps)
     drawing = kept.drawing(loader, seed, steps=steps, epochs=epochs, accumulation_steps=count)
-    step = step_that_runs(module, step_of(loss), drawing.first)
-    script = script_of(module, drawing, step, kept, read, named)
-    whole = {**script.recipe, **_schedule(optimizer, scheduler, script.recipe["steps"]), **recipe}
-    return script.taking(whole, baseline_of(precision), loss_scale_of(scaler))
+    made = script_of(module, drawing, step_of(loss, module, drawing.first), kept, read, named)
+    whole = {**made.recipe, **_schedule(optimizer, scheduler, made.recipe["steps"]), **recipe}
+    return made.taking(whole, baseline_of(precision), loss_scale_of(scaler))
 
 
 def _schedule(optimizer: Any, scheduler: Any, steps: int) -> dict[str, Any]:

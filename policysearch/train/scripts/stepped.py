@@ -201,8 +201,12 @@ def _drop_log(self: Any, *_: Any, **__: Any) -> None:
     """Take what a step would log, and let it be."""
 
 
-def step_of(loss: str | Callable[..., Any]) -> Step | None:
-    """Return the training step of a loss; None for one that has a name."""
+def step_of(loss: str | Callable[..., Any], module: Any, first: Callable[[], Any]) -> Step | None:
+    """Return the training step of a loss; None for one that has a name.
+
+    `first` draws a batch: a function says by running whether it takes the module and a batch, or
+    outputs and labels. One that takes neither fails where it is traced.
+    """
     if isinstance(loss, str):
         one_of("loss", loss, LOSSES)
         return None
@@ -211,28 +215,17 @@ def step_of(loss: str | Callable[..., Any]) -> Step | None:
     if not callable(loss):
         valid = "a function of module and batch or of outputs and labels, an nn.Module or a name"
         raise InputError(f"loss: {type(loss).__name__}; expected {valid}")
-    return loss
-
-
-def step_that_runs(module: Any, step: Step | None, first: Callable[[], Any]) -> Step | None:
-    """Return the step, or that of a loss of outputs and labels where that is what it is.
-
-    `first` draws a batch. A function says by running what it takes; one that takes neither fails
-    where it is traced.
-    """
-    if step is None or isinstance(step, Criterion):
-        return step
     batch = first()
     with torch.random.fork_rng(devices=[]):
         net = module_copy(module) if isinstance(module, torch.nn.Module) else module()
         try:
-            step(net, batch)
+            loss(net, batch)
         except Exception:  # of the user's own code
             with contextlib.suppress(Exception):
-                found = step(*Criterion(step).compared(net, batch))
+                found = loss(*Criterion(loss).compared(net, batch))
                 if isinstance(found, torch.Tensor) and found.ndim == 0:
-                    return Criterion(step)
-    return step
+                    return Criterion(loss)
+    return loss
 
 
 class Criterion:
