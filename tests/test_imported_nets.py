@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -143,3 +144,34 @@ def test_a_module_that_ran_before_and_holds_what_it_computed_goes_in() -> None:
     module(*imported_steps.tensors((inputs,)))
     assert not module.layer.weight.is_leaf  # torch copies no such tensor
     imported_steps.assert_as_torch(module, (inputs,))
+
+
+class Frozen(OrderedDict[str, int]):
+    """As the configuration of diffusers' nets: what is in it stays."""
+
+    def update(self, *_: Any, **__: Any) -> None:
+        raise AssertionError("a frozen dict")
+
+    clear = update  # type: ignore[assignment]
+
+
+class Kept(torch.nn.Module):
+    """Keeps its configuration, and a list of what its last forward pass computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._configuration = Frozen(width=4)
+        self.heads = [torch.zeros(1)]
+        self.layer, self.out = torch.nn.Linear(6, 4), torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.heads[0] = self.layer(x).to(x.dtype).tanh()
+        return self.out(self.heads[0])
+
+
+def test_a_module_with_a_frozen_configuration_and_a_list_of_results_goes_in() -> None:
+    module, inputs = imported_steps.shaken(Kept()), np.ones((4, 6), np.float32)
+    module(*imported_steps.tensors((inputs,)))
+    assert not module.heads[0].is_leaf
+    imported_steps.assert_as_torch(module, (inputs,))
+    assert module._configuration == Frozen(width=4)

@@ -12,7 +12,8 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from traceback import FrameSummary, StackSummary
 from types import MappingProxyType
@@ -61,13 +62,20 @@ def module_copy(module: Any, copies: Mapping[int, Any] = MappingProxyType({})) -
     What it computed and holds, as the hook of torch's first `weight_norm` does, is copied as
     values: torch copies no tensor that has a graph behind it.
     """
-    computed = {
-        id(value): value.detach().clone()
-        for part in module.modules()
-        for value in vars(part).values()
-        if isinstance(value, torch.Tensor) and not value.is_leaf
-    }
+    values = (x for part in module.modules() for x in vars(part).values())
+    computed = {id(x): x.detach().clone() for x in _tensors_in(values) if not x.is_leaf}
     return copy.deepcopy(module, computed | dict(copies))
+
+
+def _tensors_in(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield the tensors there are among values, and inside their lists and dicts."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors_in(value)
+        elif isinstance(value, dict):
+            yield from _tensors_in(value.values())
 
 
 def check_layouts(module: Any) -> None:
@@ -275,7 +283,9 @@ def hooks_of(part: Any) -> dict[str, dict[Any, Any]]:
 
 
 def _held(part: Any, of: Callable[[str], bool]) -> dict[str, dict[Any, Any]]:
-    return {name: dict(x) for name, x in vars(part).items() if of(name) and isinstance(x, dict)}
+    # Those of other kinds are a library's own, as the frozen configuration of diffusers' nets.
+    own = (dict, OrderedDict)
+    return {name: dict(x) for name, x in vars(part).items() if of(name) and type(x) in own}
 
 
 @contextlib.contextmanager
