@@ -23,6 +23,7 @@ import torch
 from policysearch.importers.aliases import Aliases, in_place, op_of, open_regions
 from policysearch.importers.decomposition import take_apart
 from policysearch.importers.followed import call_name, followed_known
+from policysearch.importers.known_values import values_known
 from policysearch.importers.packed import packed_known
 from policysearch.importers.program import (
     FLOATS,
@@ -120,8 +121,15 @@ def exported(
 
 
 def _program(module: Any, inputs: tuple[Any, ...], lines: bool) -> Any:
-    with counts_known(), attributes_kept(module), followed_known(), read_alone(lines):
+    with (
+        counts_known(),
+        attributes_kept(module),
+        followed_known(),
+        read_alone(lines),
+        values_known(module) as asked,
+    ):
         program = torch.export.export(module, inputs, strict=False)
+        asked.check(program)
     _unify_copies(program.graph)
     open_regions(program.graph_module)
     take_apart(program, rule_of)

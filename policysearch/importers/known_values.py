@@ -1,0 +1,151 @@
+"""What forward asks of tensors that no input and no parameter has part in, as a number or a branch.
+
+torch.export knows no values, and ends where one is asked for: of lengths that are all the same, of
+points of time, of a buffer that says whether a layer has begun. Here they are computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_slot
+from torch.utils._python_dispatch import _disable_current_modes
+
+from policysearch.importers.aliases import VIEWS, op_of, written
+from policysearch.values import InputError
+
+ASKS = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist")
+"""What of a tensor gives numbers of Python."""
+
+DRAWN = torch.Tag.nondeterministic_seeded
+
+
+class _Unknown(Exception):
+    """A value that depends on inputs or parameters, is drawn, or has been written over."""
+
+
+class Asked:
+    """The values that forward asks of, while a module is exported; `buffers` are those read."""
+
+    def __init__(self, module: Any) -> None:
+        self._module, self._real = module, dict(module.named_buffers())
+        self.buffers: set[str] = set()
+
+    def value(self, x: Any) -> Any:
+        """Return the tensor with its numbers, None where they are not known."""
+        mode = torch._ops._get_dispatch_mode_pre_dispatch(torch._C._TorchDispatchModeKey.PROXY)
+        if mode is None:
+            return None
+        try:
+            return self._computed(_node_of(x, mode.tracer), mode.tracer)
+        except _Unknown:
+            return None
+
+    def _computed(self, last: Any, tracer: Any) -> Any:
+        needed = _needed(last)
+        if not _written_bases(last.graph).isdisjoint(map(_base, needed)):
+            raise _Unknown
+        buffers = self._nodes_of_buffers(tracer)
+        read = {buffers[node] for node in needed if node in buffers}
+        with _outside(), torch.no_grad():
+            values: dict[Any, Any] = {}
+            for node in needed:
+                if node in buffers:
+                    values[node] = self._real[buffers[node]]
+                elif node.op == "call_function" and DRAWN not in getattr(node.target, "tags", ()):
+                    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                    values[node] = node.target(*args, **kwargs)
+                else:
+                    raise _Unknown
+        self.buffers |= read
+        return values[last]
+
+    def _nodes_of_buffers(self, tracer: Any) -> dict[Any, str]:
+        """Return the names of the buffers that are as they were at first, by their nodes."""
+        nodes: dict[Any, str] = {}
+        for name, buffer in self._module.named_buffers():
+            with contextlib.suppress(_Unknown):
+                node = _node_of(buffer, tracer)
+                if node.op == "placeholder":
+                    nodes[node] = name
+        return nodes
+
+    def check(self, program: Any) -> None:
+        """Raise InputError where forward changes what it read here."""
+        signature = program.graph_signature
+        places = signature.inputs_to_buffers
+        changed = {places.get(node.name) for node in _written_bases(program.graph)}
+        changed |= set(signature.buffers_to_mutate.values())
+        for name in sorted(self.buffers & changed):
+            raise InputError(
+                f"buffer {name}: forward branches on it and changes it; expected the same way at "
+                "every step: run forward once before, if only the first is another"
+            )
+
+
+@contextlib.contextmanager
+def _outside() -> Iterator[None]:
+    """Compute with numbers, unseen by what records the calls of forward."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+
+
+def _node_of(x: Any, tracer: Any) -> Any:
+    inner = torch._from_functional_tensor(x.elem) if hasattr(x, "elem") else x
+    slot = get_proxy_slot(inner, tracer, None)
+    if slot is None:
+        raise _Unknown
+    return slot.proxy.node
+
+
+def _written_bases(graph: Any) -> set[Any]:
+    return {_base(node) for node in graph.nodes if written(node) is not None}
+
+
+def _base(node: Any) -> Any:
+    """Return the node whose memory another one may share."""
+    while True:
+        into = written(node)
+        if into is None and op_of(node).removeprefix("aten.") in VIEWS:
+            into = node.args[0]
+        if not isinstance(into, torch.fx.Node):
+            return node
+        node = into
+
+
+def _needed(last: Any) -> list[Any]:
+    """Return the nodes that a value is computed from, in their order, itself the last."""
+    waiting, needed = [last], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node not in needed:
+            needed.add(node)
+            waiting += node.all_input_nodes
+    return [node for node in last.graph.nodes if node in needed]
+
+
+@contextlib.contextmanager
+def values_known(module: Any) -> Iterator[Asked]:
+    """While it is entered, what of a tensor's numbers is known is given where forward asks."""
+    asked = Asked(module)
+
+    def asking(name: str) -> Callable[..., Any]:
+        real = getattr(torch.Tensor, name)
+
+        def ask(x: Any, *arguments: Any) -> Any:
+            known = asked.value(x)
+            if known is None:
+                return real(x, *arguments)
+            with _outside():
+                return real(known, *arguments)
+
+        return ask
+
+    with contextlib.ExitStack() as stack:
+        for name in ASKS:
+            stack.enter_context(mock.patch.object(torch.Tensor, name, asking(name)))
+        yield asked

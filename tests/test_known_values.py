@@ -1,0 +1,114 @@
+"""What forward asks of tensors as a number or a branch: known where no input has part in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+import policysearch
+from policysearch.values import InputError
+from tests import imported_steps
+
+pytestmark = pytest.mark.torch
+
+X = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+CHANGES = "buffer begun: forward branches on it and changes it; expected the same way"
+UNKNOWN = "expected a forward that it takes, here with 2 examples and without branches on values"
+
+
+class Asking(torch.nn.Module):
+    """Has a buffer that says whether it has begun, and asks what `ask` asks."""
+
+    def __init__(self, ask: Callable[[Any, Any], Any], begun: bool) -> None:
+        super().__init__()
+        self.ask, self.layer = ask, torch.nn.Linear(4, 3)
+        self.register_buffer("begun", torch.tensor(int(begun)))
+        self.register_buffer("factors", torch.tensor([0.5, 2.0]))
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(self.ask(self, x))
+
+
+def assigned(net: Asking, x: Any) -> Any:
+    if not net.begun.item() > 0:
+        net.begun = torch.tensor(1)
+        return 2 * x
+    return x
+
+
+def filled(net: Asking, x: Any) -> Any:
+    if not net.begun:
+        net.begun.view(1).add_(1)
+        return 2 * x
+    return x
+
+
+def written_before(net: Asking, x: Any) -> Any:
+    net.begun.view(1).add_(1)
+    return 2 * x if net.begun > 1 else x
+
+
+def of_lengths(net: Asking, x: Any) -> Any:
+    count = int(torch.full((len(x),), 2).max())
+    times = torch.linspace(0, 1, count)
+    return x[:, :count].repeat(1, 2) if (times[1:] > times[:-1]).all() else x
+
+
+KNOWN: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
+    {
+        "bool": lambda net, x: 2 * x if net.begun else x,
+        "compared": lambda net, x: 2 * x if net.begun > 0 else x,
+        "item": lambda net, x: 2 * x if net.factors.sum().item() > 2 else x,
+        "list": lambda net, x: x * net.factors.tolist()[1],
+        "float": lambda net, x: x * float(net.factors[0]),
+        "constants": of_lengths,
+        "assigned": assigned,
+        "filled": filled,
+    }
+)
+
+
+@pytest.mark.parametrize("ask", KNOWN)
+def test_a_value_without_inputs_is_known(ask: str) -> None:
+    module = imported_steps.shaken(Asking(KNOWN[ask], begun=True))
+    imported_steps.assert_as_torch(module, (X,))
+    assert module.begun == 1
+
+
+@pytest.mark.parametrize("ask", ["bool", "compared"])
+def test_it_is_that_of_the_buffer_as_it_stands(ask: str) -> None:
+    models: list[Any] = [
+        imported_steps.imported(Asking(KNOWN[ask], begun), (X,)) for begun in (False, True)
+    ]
+    calls = [[call.op for call in model.program.calls] for model in models]
+    assert calls == [["aten.linear"], ["aten.mul", "aten.linear"]]
+
+
+REFUSED: Mapping[str, tuple[Callable[[Any, Any], Any], str]] = MappingProxyType(
+    {
+        "assigned": (assigned, CHANGES),
+        "filled": (filled, CHANGES),
+        "written before": (written_before, UNKNOWN),
+        "of an input": (lambda net, x: 2 * x if x.sum() > 0 else x, UNKNOWN),
+        "of a parameter": (lambda net, x: 2 * x if net.layer.bias.sum() > 0 else x, UNKNOWN),
+        "drawn": (lambda net, x: 2 * x if torch.rand(()) > 0.5 else x, UNKNOWN),
+    }
+)
+
+
+@pytest.mark.parametrize("ask", REFUSED)
+def test_other_values_are_refused_in_a_line(ask: str) -> None:
+    function, words = REFUSED[ask]
+    module = Asking(function, begun=False)
+    with pytest.raises(InputError) as error:
+        policysearch.from_torch(module, torch.from_numpy(X))
+    assert words in str(error.value) and "\n" not in str(error.value)
+    assert module.begun == 0
