@@ -38,7 +38,6 @@ from policysearch.importers.program import (
 from policysearch.importers.rules import rule_of
 from policysearch.importers.stand_ins import (
     attributes_kept,
-    checks_passed,
     counts_known,
     hooks_of,
     module_copy,
@@ -68,7 +67,6 @@ DRAWING = frozenset(
     }
 )
 """Ops whose results are drawn, in place or not."""
-
 
 ADDING = ("aten.linear", "aten.lstm", "aten.gru", "aten.rnn_tanh", "aten.rnn_relu")
 """Ops that add biases to products of what they read first."""
@@ -100,7 +98,6 @@ def exported(
             # transformers has grouped queries without copies of keys, but not where it is exported
             mock.patch.dict(os.environ, {"TRANSFORMERS_SDPA_FORCE_GQA": "1"}),
             results_known(),
-            checks_passed(),
             packed_known(),
         ):
             warnings.simplefilter("ignore")

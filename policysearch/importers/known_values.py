@@ -7,16 +7,22 @@ points of time, of a buffer that says whether a layer has begun. Here they are c
 from __future__ import annotations
 
 import contextlib
+import inspect
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_slot
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from policysearch.importers.aliases import VIEWS, op_of, written
 from policysearch.values import InputError
+
+VALIDITY = tuple(inspect.getfile(part) for part in (torch.nn.functional, torch.nn.Transformer))
+"""Where torch itself asks values whether they are valid, or a causal mask, which is quicker."""
 
 ASKS = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist")
 """What of a tensor gives numbers of Python."""
@@ -41,12 +47,12 @@ class Asked:
         if mode is None:
             return None
         try:
-            return self._computed(_node_of(x, mode.tracer), mode.tracer)
+            return self._of_node(_node_of(x, mode.tracer), mode.tracer)
         except _Unknown:
             return None
 
-    def _computed(self, last: Any, tracer: Any) -> Any:
-        needed = _needed(last)
+    def _of_node(self, last: Any, tracer: Any) -> Any:
+        needed = _ancestors(last)
         if not _written_bases(last.graph).isdisjoint(map(_base, needed)):
             raise _Unknown
         buffers = self._nodes_of_buffers(tracer)
@@ -117,7 +123,7 @@ def _base(node: Any) -> Any:
         node = into
 
 
-def _needed(last: Any) -> list[Any]:
+def _ancestors(last: Any) -> list[Any]:
     """Return the nodes that a value is computed from, in their order, itself the last."""
     waiting, needed = [last], set[Any]()
     while waiting:
@@ -130,7 +136,10 @@ def _needed(last: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def values_known(module: Any) -> Iterator[Asked]:
-    """While it is entered, what of a tensor's numbers is known is given where forward asks."""
+    """While it is entered, what of a tensor's numbers is known is given where forward asks.
+
+    What torch itself asks of other values is not so.
+    """
     asked = Asked(module)
 
     def asking(name: str) -> Callable[..., Any]:
@@ -138,10 +147,15 @@ def values_known(module: Any) -> Iterator[Asked]:
 
         def ask(x: Any, *arguments: Any) -> Any:
             known = asked.value(x)
-            if known is None:
+            if known is not None:
+                with _outside():
+                    return real(known, *arguments)
+            try:
                 return real(x, *arguments)
-            with _outside():
-                return real(known, *arguments)
+            except GuardOnDataDependentSymNode:
+                if sys._getframe(1).f_code.co_filename not in VALIDITY:
+                    raise
+                return False
 
         return ask
 

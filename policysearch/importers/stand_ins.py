@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import inspect
 import os
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
@@ -30,7 +28,6 @@ from torch.export import _trace
 from torch.fx import Graph
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._traceback import CapturedTraceback
 
 from policysearch.values import InputError
@@ -253,27 +250,6 @@ def counts_known() -> Iterator[None]:
             for name, function in COUNTS.items():
                 stack.enter_context(mock.patch.object(owner, name, function))
         stack.enter_context(mock.patch.object(torch.Tensor, "data", _Data(), create=True))
-        yield
-
-
-ASKING = tuple(inspect.getfile(part) for part in (torch.nn.functional, torch.nn.Transformer))
-"""Where torch itself asks values whether they are valid, or a causal mask, which is quicker."""
-
-
-@contextlib.contextmanager
-def checks_passed() -> Iterator[None]:
-    """While it is entered, what torch itself asks of unknown values is not so."""
-    real: Any = torch.Tensor.__bool__
-
-    def asked(x: Any) -> bool:
-        try:
-            return bool(real(x))
-        except GuardOnDataDependentSymNode:
-            if sys._getframe(1).f_code.co_filename not in ASKING:
-                raise
-            return False
-
-    with mock.patch.object(torch.Tensor, "__bool__", asked):
         yield
 
 
