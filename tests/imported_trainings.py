@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from policysearch.importers.stand_ins import module_copy
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task
@@ -100,7 +100,7 @@ def _in_torch(training: Training, module: Any) -> InTorch:
 
 def _jittered(module: Any, seed: int) -> Any:
     """Return a copy whose parameters are moved by float32's rounding: what follows is noise."""
-    near, noise = copy.deepcopy(module), torch.Generator().manual_seed(seed)
+    near, noise = module_copy(module), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in near.parameters():
             p *= 1 + 1e-7 * torch.randn(p.shape, generator=noise)

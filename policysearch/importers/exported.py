@@ -13,7 +13,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -23,6 +23,7 @@ import torch
 from policysearch.importers.aliases import Aliases, in_place, op_of, open_regions
 from policysearch.importers.decomposition import take_apart
 from policysearch.importers.followed import call_name, followed_known
+from policysearch.importers.forward_state import assignments_written, left_known
 from policysearch.importers.known_values import values_known
 from policysearch.importers.packed import packed_known
 from policysearch.importers.program import (
@@ -39,7 +40,6 @@ from policysearch.importers.rules import rule_of
 from policysearch.importers.stand_ins import (
     attributes_kept,
     counts_known,
-    hooks_of,
     module_copy,
     own_gradients_refused,
     read_alone,
@@ -123,12 +123,13 @@ def _program(module: Any, inputs: tuple[Any, ...], lines: bool) -> Any:
         attributes_kept(module),
         followed_known(),
         read_alone(lines),
+        assignments_written(module),
         values_known(module) as asked,
     ):
         program = torch.export.export(module, inputs, strict=False)
-        asked.check(program)
     _unify_copies(program.graph)
     open_regions(program.graph_module)
+    asked.check(program)
     take_apart(program, rule_of)
     return program
 
@@ -176,51 +177,21 @@ def exports(module: Any, example: tuple[Any, ...], training: bool) -> Exports:
 
 
 def _first_export(module: Any, inputs: tuple[Any, ...], training: bool) -> Any:
-    """Return the export; InputError where forward computes with a number it changes, as a counter.
+    """Return the export; InputError where forward computes with what it changes, as a counter.
 
-    torch.export takes such numbers as they are at the first call and puts them back afterwards.
+    torch.export takes that as it is at the first call and puts it back afterwards.
     """
-    before, changed = set(_numbers(module).items()), dict[tuple[str, str], Any]()
-    hung: dict[str, Any] = {}
-
-    def compare(part: Any, *_: Any) -> None:
-        changed.update({k: v for k, v in _numbers(part).items() if (k, v) not in before})
-        hung.update({path: hooks_of(inner) for path, inner in part.named_modules()})
-
-    handle = module.register_forward_hook(compare)
-    try:
+    with left_known(module) as left:
         first = exported(module, inputs, training)
-    finally:
-        handle.remove()
-    if changed and _call_texts(
-        exported(_with(changed, hung, module), inputs, training)
-    ) != _call_texts(first):
-        names = ", ".join(".".join(filter(None, key)) for key in changed)
+    if left.values and (
+        left.is_read_in(first)
+        or _call_texts(exported(left.copy_of(module), inputs, training)) != _call_texts(first)
+    ):
         raise InputError(
-            f"module {type(module).__name__}: forward changes {names} and computes with it; "
+            f"module {type(module).__name__}: forward changes {left.names} and computes with it; "
             "expected the same at every step, or a registered buffer of floats"
         )
     return first
-
-
-def _with(changed: Mapping[tuple[str, str], Any], hung: Mapping[str, Any], module: Any) -> Any:
-    later = module_copy(module)
-    for path, hooks in hung.items():
-        for name, there in hooks.items():
-            getattr(later.get_submodule(path), name).update(there)
-    for (path, name), value in changed.items():
-        setattr(later.get_submodule(path), name, value)
-    return later
-
-
-def _numbers(module: Any) -> dict[tuple[str, str], Any]:
-    """Return the plain numbers and words that a module and its parts hold, by path and name."""
-    return {
-        (path, name): value
-        for path, part in module.named_modules(remove_duplicate=False)
-        for name, value in vars(part).items()
-        if isinstance(value, bool | int | float | str) and name != "training"
-    }
 
 
 def _call_texts(program: Any) -> list[str]:

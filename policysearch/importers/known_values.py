@@ -43,13 +43,19 @@ class Asked:
 
     def value(self, x: Any) -> Any:
         """Return the tensor with its numbers, None where they are not known."""
-        mode = torch._ops._get_dispatch_mode_pre_dispatch(torch._C._TorchDispatchModeKey.PROXY)
-        if mode is None:
-            return None
+        tracer = _tracer()
         try:
-            return self._of_node(_node_of(x, mode.tracer), mode.tracer)
+            return self._of_node(_node_of(x, tracer), tracer)
         except _Unknown:
             return None
+
+    def is_computed(self, x: Any) -> bool:
+        """Return whether a tensor is what forward computed of more than what is known."""
+        try:
+            computed = _node_of(x, _tracer()).op == "call_function"
+        except _Unknown:
+            return False
+        return computed and self.value(x) is None
 
     def _of_node(self, last: Any, tracer: Any) -> Any:
         needed = _ancestors(last)
@@ -57,7 +63,7 @@ class Asked:
             raise _Unknown
         buffers = self._nodes_of_buffers(tracer)
         read = {buffers[node] for node in needed if node in buffers}
-        with _outside(), torch.no_grad():
+        with outside(), torch.no_grad():
             values: dict[Any, Any] = {}
             for node in needed:
                 if node in buffers:
@@ -94,13 +100,30 @@ class Asked:
 
 
 @contextlib.contextmanager
-def _outside() -> Iterator[None]:
+def outside() -> Iterator[None]:
     """Compute with numbers, unseen by what records the calls of forward."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
 
+def is_read(x: Any) -> bool:
+    """Return whether a tensor is part of a forward pass that is exported at this moment."""
+    try:
+        _node_of(x, _tracer())
+    except _Unknown:
+        return False
+    return True
+
+
+def _tracer() -> Any:
+    """Return what records the calls of forward, None where none is exported."""
+    mode = torch._ops._get_dispatch_mode_pre_dispatch(torch._C._TorchDispatchModeKey.PROXY)
+    return None if mode is None else mode.tracer
+
+
 def _node_of(x: Any, tracer: Any) -> Any:
+    if tracer is None:
+        raise _Unknown
     inner = torch._from_functional_tensor(x.elem) if hasattr(x, "elem") else x
     slot = get_proxy_slot(inner, tracer, None)
     if slot is None:
@@ -148,7 +171,7 @@ def values_known(module: Any) -> Iterator[Asked]:
         def ask(x: Any, *arguments: Any) -> Any:
             known = asked.value(x)
             if known is not None:
-                with _outside():
+                with outside():
                     return real(known, *arguments)
             try:
                 return real(x, *arguments)

@@ -30,6 +30,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
 from torch.utils._traceback import CapturedTraceback
 
+from policysearch.importers.known_values import is_read
 from policysearch.values import InputError
 
 ELSEWHERE = tuple(f"{os.path.dirname(file)}{os.sep}" for file in (torch.__file__, __file__))
@@ -60,19 +61,19 @@ def module_copy(module: Any, copies: Mapping[int, Any] = MappingProxyType({})) -
     values: torch copies no tensor that has a graph behind it.
     """
     values = (x for part in module.modules() for x in vars(part).values())
-    computed = {id(x): x.detach().clone() for x in _tensors_in(values) if not x.is_leaf}
+    computed = {id(x): x.detach().clone() for x in tensors_in(values) if not x.is_leaf}
     return copy.deepcopy(module, computed | dict(copies))
 
 
-def _tensors_in(values: Iterable[Any]) -> Iterator[Any]:
+def tensors_in(values: Iterable[Any]) -> Iterator[Any]:
     """Yield the tensors there are among values, and inside their lists and dicts."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, list | tuple):
-            yield from _tensors_in(value)
+            yield from tensors_in(value)
         elif isinstance(value, dict):
-            yield from _tensors_in(value.values())
+            yield from tensors_in(value.values())
 
 
 def check_layouts(module: Any) -> None:
@@ -239,6 +240,11 @@ class _Data:
         return self if x is None else x.detach()
 
     def __set__(self, x: Any, value: Any) -> None:
+        if is_read(x):  # torch.export forgets that it was set
+            raise InputError(
+                "forward sets the data of a tensor; expected what it computes with to be written "
+                "where it stands, or run forward once before, if only the first does that"
+            )
         torch._C.TensorBase.data.__set__(x, value)
 
 
