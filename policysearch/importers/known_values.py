@@ -63,7 +63,7 @@ class Asked:
             raise _Unknown
         buffers = self._nodes_of_buffers(tracer)
         read = {buffers[node] for node in needed if node in buffers}
-        with outside(), torch.no_grad():
+        with _outside(), torch.no_grad():
             values: dict[Any, Any] = {}
             for node in needed:
                 if node in buffers:
@@ -100,13 +100,13 @@ class Asked:
 
 
 @contextlib.contextmanager
-def outside() -> Iterator[None]:
+def _outside() -> Iterator[None]:
     """Compute with numbers, unseen by what records the calls of forward."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
 
-def is_read(x: Any) -> bool:
+def _is_read(x: Any) -> bool:
     """Return whether a tensor is part of a forward pass that is exported at this moment."""
     try:
         _node_of(x, _tracer())
@@ -157,11 +157,26 @@ def _ancestors(last: Any) -> list[Any]:
     return [node for node in last.graph.nodes if node in needed]
 
 
+class _Data:
+    """Tensor.data while a forward pass is read: what it has is seen, as by detach()."""
+
+    def __get__(self, x: Any, owner: Any = None) -> Any:
+        return self if x is None else x.detach()
+
+    def __set__(self, x: Any, value: Any) -> None:
+        if _is_read(x):  # torch.export forgets that it was set
+            raise InputError(
+                "forward sets the data of a tensor; expected what it computes with to be written "
+                "where it stands, or run forward once before, if only the first does that"
+            )
+        torch._C.TensorBase.data.__set__(x, value)
+
+
 @contextlib.contextmanager
 def values_known(module: Any) -> Iterator[Asked]:
     """While it is entered, what of a tensor's numbers is known is given where forward asks.
 
-    What torch itself asks of other values is not so.
+    What torch itself asks of other values is not so, and Tensor.data is a view without gradients.
     """
     asked = Asked(module)
 
@@ -171,7 +186,7 @@ def values_known(module: Any) -> Iterator[Asked]:
         def ask(x: Any, *arguments: Any) -> Any:
             known = asked.value(x)
             if known is not None:
-                with outside():
+                with _outside():
                     return real(known, *arguments)
             try:
                 return real(x, *arguments)
@@ -185,4 +200,5 @@ def values_known(module: Any) -> Iterator[Asked]:
     with contextlib.ExitStack() as stack:
         for name in ASKS:
             stack.enter_context(mock.patch.object(torch.Tensor, name, asking(name)))
+        stack.enter_context(mock.patch.object(torch.Tensor, "data", _Data(), create=True))
         yield asked

@@ -30,7 +30,6 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
 from torch.utils._traceback import CapturedTraceback
 
-from policysearch.importers.known_values import is_read
 from policysearch.values import InputError
 
 ELSEWHERE = tuple(f"{os.path.dirname(file)}{os.sep}" for file in (torch.__file__, __file__))
@@ -233,29 +232,13 @@ COUNTS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 """What is written out while a forward pass is read, of torch and of Tensor."""
 
 
-class _Data:
-    """Tensor.data while a forward pass is read: what it has is seen, as by detach()."""
-
-    def __get__(self, x: Any, owner: Any = None) -> Any:
-        return self if x is None else x.detach()
-
-    def __set__(self, x: Any, value: Any) -> None:
-        if is_read(x):  # torch.export forgets that it was set
-            raise InputError(
-                "forward sets the data of a tensor; expected what it computes with to be written "
-                "where it stands, or run forward once before, if only the first does that"
-            )
-        torch._C.TensorBase.data.__set__(x, value)
-
-
 @contextlib.contextmanager
 def counts_known() -> Iterator[None]:
-    """While it is entered, COUNTS are written out and Tensor.data is a view without gradients."""
+    """While it is entered, COUNTS are written out."""
     with contextlib.ExitStack() as stack:
         for owner in (torch, torch.Tensor):
             for name, function in COUNTS.items():
                 stack.enter_context(mock.patch.object(owner, name, function))
-        stack.enter_context(mock.patch.object(torch.Tensor, "data", _Data(), create=True))
         yield
 
 
