@@ -164,10 +164,17 @@ def _numbers(net: Any, x: Tensor) -> Tensor:
     return pairs + mutual + F.gaussian_nll_loss(y, x[:, 0, 0], torch.ones_like(y))
 
 
+def _levels(net: Any, x: Tensor) -> Tensor:
+    """What stands before the bytes has no gradient: torch's optimizers leave it alone."""
+    levels = (net.body(x[:, 0]).sigmoid() * 255).round().to(torch.uint8) / 255.0
+    return torch.as_tensor(net.head(levels).square().mean())
+
+
 EVERYDAY: Mapping[str, tuple[Callable[[], Any], Inputs, str]] = {
     "without autocast": (Region, normal((6, 8)), "token_cross_entropy"),
     "registered late": (Late, whole((20, (6,))), "token_cross_entropy"),
     "numbers of the batch": (lambda: Of(_numbers), ROWS, "own"),
+    "bytes": (lambda: Of(_levels), ROWS, "own"),
 }
 
 

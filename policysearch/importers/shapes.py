@@ -188,7 +188,7 @@ def cast(
     if dtype == TRUTHS:
         return _truths(t, x)
     if dtype == WHOLES and not t.is_whole(x):
-        return t.whole(whole_number, x, to="trunc")
+        return t.whole(whole_number, _detach(t, x), to="trunc")
     if dtype == "float32":
         t.pinned += not kept
         number = {} if kept else {NUMBER: t.pinned}
