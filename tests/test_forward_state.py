@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -128,6 +129,20 @@ def mean_grown(part: Part, x: Any) -> Any:
     return part.layer(x)
 
 
+def drawn_by_python(share: float) -> Callable[[Any, Any], Any]:
+    """Return how layers are dropped without torch."""
+
+    def change(part: Part, x: Any) -> Any:
+        skips = random.random() < share or np.random.uniform(0, 1) < share
+        return x if skips else part.layer(x)
+
+    return change
+
+
+def scaled_by_python(part: Part, x: Any) -> Any:
+    return part.layer(x) * random.uniform(0.9, 1.1)
+
+
 FINE: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
     {
         "mean assigned": mean_assigned,
@@ -135,6 +150,7 @@ FINE: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
         "result kept": result_kept,
         "mask kept": mask_kept,
         "loss kept": loss_kept,
+        "nothing dropped": drawn_by_python(0.0),
     }
 )
 
@@ -154,6 +170,7 @@ def test_a_part_that_assigns_a_buffer_moves_it() -> None:
 
 
 KEPT = "and computes with it; expected the same at every step, or a registered buffer of floats"
+DRAWS = "forward draws from random or numpy, and computes with that"
 SET = "forward sets the data of a tensor; expected what it computes with to be written"
 
 REFUSED: Mapping[str, tuple[Callable[[Any, Any], Any], str]] = MappingProxyType(
@@ -166,6 +183,8 @@ REFUSED: Mapping[str, tuple[Callable[[Any, Any], Any], str]] = MappingProxyType(
         "of weights": (norm_kept, f"forward changes part.hidden {KEPT}"),
         "data of weights": (weights_limited, SET),
         "data of a buffer": (mean_set, SET),
+        "a layer dropped": (drawn_by_python(0.01), DRAWS),
+        "a factor drawn": (scaled_by_python, DRAWS),
         "a buffer of another shape": (mean_grown, "buffer mean: forward gives it [8] for [4]"),
     }
 )

@@ -56,6 +56,18 @@ def written_before(net: Asking, x: Any) -> Any:
     return 2 * x if net.begun > 1 else x
 
 
+def layers_dropped(share: float) -> Callable[[Any, Any], Any]:
+    """Return how transformers drops layers, and lists them the other way round."""
+
+    def ask(net: Asking, x: Any) -> Any:
+        skips = net.training and torch.rand([]) < share
+        if not skips and torch.rand([]) >= share:
+            x = 2 * x
+        return x
+
+    return ask
+
+
 def of_lengths(net: Asking, x: Any) -> Any:
     count = int(torch.full((len(x),), 2).max())
     times = torch.linspace(0, 1, count)
@@ -70,6 +82,8 @@ KNOWN: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
         "list": lambda net, x: x * net.factors.tolist()[1],
         "float": lambda net, x: x * float(net.factors[0]),
         "constants": of_lengths,
+        "no layer dropped": layers_dropped(0.0),
+        "each layer dropped": layers_dropped(1.0),
         "assigned": assigned,
         "filled": filled,
     }
@@ -99,7 +113,8 @@ REFUSED: Mapping[str, tuple[Callable[[Any, Any], Any], str]] = MappingProxyType(
         "written before": (written_before, UNKNOWN),
         "of an input": (lambda net, x: 2 * x if x.sum() > 0 else x, UNKNOWN),
         "of a parameter": (lambda net, x: 2 * x if net.layer.bias.sum() > 0 else x, UNKNOWN),
-        "drawn": (lambda net, x: 2 * x if torch.rand(()) > 0.5 else x, UNKNOWN),
+        "drawn": (lambda net, x: 2 * x if torch.randn(()) > 0.5 else x, UNKNOWN),
+        "a layer dropped": (layers_dropped(0.1), "set the probability to 0"),
     }
 )
 

@@ -23,7 +23,12 @@ import torch
 from policysearch.importers.aliases import Aliases, in_place, op_of, open_regions
 from policysearch.importers.decomposition import take_apart
 from policysearch.importers.followed import call_name, followed_known
-from policysearch.importers.forward_state import assignments_written, left_known
+from policysearch.importers.forward_state import (
+    assignments_written,
+    draw_states,
+    draws_at,
+    left_known,
+)
 from policysearch.importers.known_values import values_known
 from policysearch.importers.packed import packed_known
 from policysearch.importers.program import (
@@ -50,6 +55,9 @@ from policysearch.values import USER_FAULTS, InputError
 
 BATCHES = (2, 3, 5)
 """Numbers of examples that a module is exported with."""
+
+NEAR_ONE = 1.0 - 2.0**-24
+"""The last share that is drawn from 0 to 1."""
 
 LARGEST = torch.finfo(torch.bfloat16).max
 
@@ -163,7 +171,10 @@ def exports(module: Any, example: tuple[Any, ...], training: bool) -> Exports:
     """
     # In float32 `x.float()` is x, and torch.export leaves no trace of which was meant. A bfloat16
     # copy of the module tells them apart: there the cast changes the dtype.
+    states = draw_states()
     first = _first_export(module, with_batch(example, BATCHES[0]), training)
+    if draw_states() != states:
+        _check_draws(module, with_batch(example, BATCHES[0]), training)
     second, casts_known = _second_export(module, example, first, training)
     third = exported(module, with_batch(example, BATCHES[2]), training, lines=False)
     programs = first, second, third
@@ -192,6 +203,19 @@ def _first_export(module: Any, inputs: tuple[Any, ...], training: bool) -> Any:
             "expected the same at every step, or a registered buffer of floats"
         )
     return first
+
+
+def _check_draws(module: Any, inputs: tuple[Any, ...], training: bool) -> None:
+    """Raise InputError where what forward draws outside of torch changes what it computes."""
+    texts = []
+    for share in (0.0, NEAR_ONE):
+        with draws_at(share):
+            texts.append(_call_texts(exported(module, inputs, training, lines=False)))
+    if texts[0] != texts[1]:
+        raise InputError(
+            f"module {type(module).__name__}: forward draws from random or numpy, and computes "
+            "with that; expected torch to draw, or no draw at all: a probability of 0"
+        )
 
 
 def _call_texts(program: Any) -> list[str]:

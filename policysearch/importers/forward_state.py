@@ -7,10 +7,13 @@ buffer: that a step moves.
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
 
 from policysearch.importers.known_values import Asked
@@ -104,6 +107,33 @@ def assignments_written(module: Any) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def draw_states() -> tuple[Any, ...]:
+    """Return how far Python's and numpy's own generators are, which forward may draw from."""
+    of_numpy: Any = np.random.get_state()
+    return random.getstate(), of_numpy[1].tobytes(), of_numpy[2:]
+
+
+@contextlib.contextmanager
+def draws_at(share: float) -> Iterator[None]:
+    """While it is entered, these generators give the number at this share of their range."""
+
+    def between(low: float = 0.0, high: float = 1.0, *_: Any) -> float:
+        return low + share * (high - low)
+
+    def whole(low: int, high: int | None = None, *_: Any) -> int:
+        low, high = (0, low - 1) if high is None else (low, high)
+        return low + round(share * (high - low))
+
+    with contextlib.ExitStack() as stack:
+        for place, names in ((random, ("random", "uniform")), (np.random, ("random", "uniform"))):
+            for name in names:
+                stack.enter_context(mock.patch.object(place, name, between))
+        stack.enter_context(mock.patch.object(np.random, "rand", lambda *_: share))
+        for place in (random, np.random):
+            stack.enter_context(mock.patch.object(place, "randint", whole))
+        yield
 
 
 def _numbers(module: Any) -> dict[Key, Any]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -28,6 +29,14 @@ ASKS = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist")
 """What of a tensor gives numbers of Python."""
 
 DRAWN = torch.Tag.nondeterministic_seeded
+
+SHARES = ("aten.rand", "aten.rand_like")
+"""Ops that draw from 0 to 1."""
+
+BELOW: Mapping[str, bool] = MappingProxyType(
+    {"aten.lt": True, "aten.le": True, "aten.gt": False, "aten.ge": False}
+)
+"""Whether an op asks if a value is below a number, or above it."""
 
 
 class _Unknown(Exception):
@@ -61,6 +70,8 @@ class Asked:
         needed = _ancestors(last)
         if not _written_bases(last.graph).isdisjoint(map(_base, needed)):
             raise _Unknown
+        if op_of(last) in BELOW and op_of(last.args[0]) in SHARES:
+            return _of_share(last)
         buffers = self._nodes_of_buffers(tracer)
         read = {buffers[node] for node in needed if node in buffers}
         with _outside(), torch.no_grad():
@@ -104,6 +115,18 @@ def _outside() -> Iterator[None]:
     """Compute with numbers, unseen by what records the calls of forward."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
+
+
+def _of_share(node: Any) -> Any:
+    """Return whether a drawn share is below, or above, a number that all or none are below."""
+    bound = node.args[1]
+    if not isinstance(bound, int | float) or 0.0 < bound < 1.0:
+        raise InputError(
+            "forward branches on what it draws, as where layers are dropped; expected the same way "
+            "at every step: set the probability to 0"
+        )
+    with _outside():
+        return torch.tensor(BELOW[op_of(node)] == (bound >= 1.0))
 
 
 def _is_read(x: Any) -> bool:
