@@ -5,9 +5,10 @@
 A study of the small net is run, then what may be on the large net's front is carried there, and
 some of it trained. Prints the verdict, the numbers behind it and the seconds of each family. With
 `--own` the large net has a study of its own budget as well, and all of the small study is trained
-there: printed is the share that what is carried holds of the volume that all dominate. Exits with
-1 where fewer than six families have a front of four, fewer than three of them carry, no GPT or no
-tanh MLP does, one that does holds less than .95, or a family that is to be refused carries.
+there: printed is the share that what is carried holds of the volume that all dominate, and how
+much that is of what the large net's own study found. Exits with 1 where fewer than six families
+have a front of four, fewer than three of them carry, no GPT or no tanh MLP does, one that does
+holds less than .95 of the large net's own volume, or a family that is to be refused carries.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ FEWEST_OF_FRONT = 4
 """A smaller front says nothing of how well fronts carry."""
 
 HELD = 0.95
-"""So much of the large net's volume a front that is said to carry holds."""
+"""So much of the volume that the large net's own study finds a front that carries holds."""
 
 FAMILIES_WANTED, CARRIED_WANTED = 6, 3
 """So many families have a front of FEWEST_OF_FRONT, and so many of them carry."""
@@ -348,6 +349,11 @@ class Held:
     own: float = float("nan")
 
     @property
+    def over_own(self) -> float:
+        """What is carried over what the large net's own study found."""
+        return self.share / self.own
+
+    @property
     def counts(self) -> bool:
         """Whether the small study's front is large enough for the share to say something."""
         return self.front >= FEWEST_OF_FRONT
@@ -356,10 +362,10 @@ class Held:
         if not self.counts:
             return f"own: the small front has {self.front} members; does not count"
         return (
-            f"own: the {self.count} of {self.of} that are carried hold {self.share:.3f} of the "
-            f"large net's volume, as many drawn {self.drawn:.3f}, those trained by carry "
-            f"{self.trained:.3f}, the {self.front} that the small study shows {self.shown:.3f}, "
-            f"the large study's own front {self.own:.3f}"
+            f"own: the {self.count} of {self.of} that are carried hold {self.over_own:.2f} times "
+            f"the volume of the large net's own study; of all that was trained {self.share:.3f}, "
+            f"as many drawn {self.drawn:.3f}, those trained by carry {self.trained:.3f}, the "
+            f"{self.front} that the small study shows {self.shown:.3f}, own {self.own:.3f}"
         )
 
 
@@ -410,7 +416,7 @@ def fault(kinds: Mapping[str, str], shares: Mapping[str, Held]) -> str:
     counted = [name for name, share in shares.items() if share.counts]
     carry = [name for name in counted if kinds[name] == "carries"]
     told = [name for name in REFUSED if kinds.get(name) == "carries"]
-    lost = [name for name in carry if not shares[name].share >= HELD]
+    lost = [name for name in carry if not shares[name].over_own >= HELD]
     reached = (
         (len(counted) >= FAMILIES_WANTED, f"{len(counted)} families with a front of four"),
         (len(carry) >= CARRIED_WANTED, f"{len(carry)} of them carry"),

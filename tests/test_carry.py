@@ -363,7 +363,7 @@ def test_the_command_prints_it_and_mistakes_are_said(
 
 def test_the_table_says_what_of_its_bar_is_missed() -> None:
     """Six fronts of four, three that carry, a GPT and a tanh MLP among them, each at .95."""
-    full, small = Held(4, share=0.96), Held(3)
+    full, small = Held(4, share=0.96, own=1.0), Held(3)
     names = ("tanh", "gpt", "gelu", "deep", "layers", "transformer", "adamw", "noisy", "taper")
     kinds = dict.fromkeys(names, "cannot tell") | dict.fromkeys(names[:3], "carries")
     shares = dict.fromkeys(names, full) | {"adamw": small, "noisy": small, "taper": small}
@@ -374,6 +374,7 @@ def test_the_table_says_what_of_its_bar_is_missed() -> None:
     turned = {**kinds, "tanh": "cannot tell", "layers": "carries"}
     assert fault(turned, shares) == "no tanh MLP carries"
     assert fault({**kinds, "noisy": "carries"}, shares) == "told to carry: noisy"
-    low = {**shares, "gelu": Held(5, share=0.89)}
+    low = {**shares, "gelu": Held(5, share=0.75, own=0.8)}
     assert fault(kinds, low) == "told to carry and below 0.95: gelu"
+    assert fault(kinds, {**shares, "gelu": Held(5, share=0.75, own=0.78)}) == ""
     assert fault({**kinds, "taper": "carries"}, {**shares, "taper": small}) == ""
