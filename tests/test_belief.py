@@ -231,7 +231,7 @@ def test_what_was_told_counts_by_its_evidence() -> None:
     belief = Sensitivity(DECISIONS, np.array(TOLD), GAPS, SMALLEST, LARGEST, HINTS)
     fits = belief._fits
     kinds = {(f.by.pairs, f.by.modifier, f.by.prior.noise, f.by.prior.hints is None) for f in fits}
-    noises = surrogate.KNOWN_NOISE, 0.3
+    noises = surrogate.KNOWN_NOISE, 0.3, 5.0
     # Those that were hopeless beside others have been left out.
     assert kinds < set(itertools.product((0.4, 1.0), (0.0, 0.03, 0.4), noises, (True, False)))
     assert len(kinds) > 1
@@ -248,3 +248,26 @@ def test_what_was_told_counts_by_its_evidence() -> None:
     for each, (weight, mean, sd) in zip(found, kept, strict=True):
         assert each.weight == pytest.approx(weight)
         np.testing.assert_allclose((each.mean, each.sd), (mean, sd))
+
+
+@pytest.mark.parametrize(("scatter", "noises"), [(4.0, {5.0}), (0.1, {surrogate.KNOWN_NOISE, 0.3})])
+def test_how_far_gaps_scatter_is_learned_from_what_was_told(
+    scatter: float, noises: set[float]
+) -> None:
+    """And intervals for four in five hold as many; `scatter` is over the smallest gap."""
+    decisions = Decisions(((FLOAT32, NARROW[0]),) * 6)
+    rows = np.array(list(itertools.product((0, 1), repeat=6)))[1:]
+    rng = np.random.default_rng(5)
+    held, likeliest = [], set()
+    for _ in range(12):
+        order = rng.permutation(len(rows))
+        told, others = order[:20], order[20:]
+        gaps = SMALLEST * (2.0 * rows.sum(axis=1) + scatter * rng.standard_normal(len(rows)))
+        belief = Sensitivity(decisions, rows[told], gaps[told], SMALLEST, LARGEST)
+        likeliest.add(belief._fits[int(belief.weights.argmax())].by.prior.noise)
+        found = belief.predict(rows[others])
+        pairs, weights = [(e.mean, e.sd) for e in found], [e.weight for e in found]
+        mean, sd = np.average(pairs, axis=0, weights=weights)
+        scaled = np.sign(gaps[others]) * np.log1p(np.abs(gaps[others]) / SMALLEST)
+        held.append(np.abs(scaled - mean) < 1.2816 * sd)
+    assert likeliest <= noises and np.mean(held) >= 0.8

@@ -159,7 +159,7 @@ def test_modifiers_fit_alike_until_an_unusual_one_was_told() -> None:
     told = observations_of(belief.rows(rows), gaps, SMALLEST)
     each = [fit.by for fit in belief._fits]
     apart = settled([fit_at(by.prior.mean, by, told) for by in each])
-    assert len({by.modifier for by in each}) == 3 and len(apart) == len(each) == 12
+    assert len({by.modifier for by in each}) == 3 and len(apart) == len(each) == 18
     assert [fit.evidence for fit in apart] == [fit.evidence for fit in belief._fits]
     others = belief.rows(np.array([(2, 1, 2, 1), (2, 2, 2, 2)]))
     alike = others.alike(told.rows)
@@ -189,7 +189,7 @@ def test_what_is_given_up_on_the_way_would_not_have_counted(
     fewer = believed()
     monkeypatch.setattr(surrogate_fit, "HOPELESS", np.inf)
     every = believed()
-    assert len(fewer.weights) < len(every.weights) == 12
+    assert len(fewer.weights) < len(every.weights) == 18
     np.testing.assert_allclose(fewer.theta(), every.theta(), rtol=1e-9)
     for one, other in zip(fewer.predict(table.rows), every.predict(table.rows), strict=True):
         assert one.weight == pytest.approx(other.weight, rel=1e-9)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.search.__main__ import counts, spent
 from benchmarks.search.tables import floor, load, mean_problem, problems, with_idle
-from policysearch.search.acquisition import Yardstick, expected_improvements, regret
+from policysearch.search.acquisition import FLOAT32, Yardstick, expected_improvements, regret
+from policysearch.search.goals import Goal
 from policysearch.search.hypervolume import free_areas, improvements
 from policysearch.search.posterior import Belief, Sensitivity
-from policysearch.search.searcher import Listed, Searcher
+from policysearch.search.searcher import BEYOND_EVERY, Listed, Searcher
 from policysearch.space.options import Decisions, Option
 
 OPTIONS = (
@@ -161,6 +163,34 @@ def test_what_is_within_a_corner_further_in_counts_as_a_share_of_what_can_be(
     search = Searcher(Decisions((OPTIONS,) * 4), pool, MEASURE, inner=inner)
     search.tell((1,) * 4, (0.5, 0.5), 1e-4)
     assert [asked for asked, _ in search.ask()] == [row]
+
+
+SLOWER = ((2, 1, 1, 1), (0.95, 0.1))
+"""Beyond the corner: slower than all that is within, and a fifth of its size."""
+
+
+@pytest.mark.parametrize(
+    ("told", "promising", "more", "beyond"),
+    [
+        (BEYOND_EVERY, False, {"outer": FLOAT32}, True),
+        (BEYOND_EVERY, False, {}, False),
+        (BEYOND_EVERY, True, {"outer": FLOAT32}, False),
+        (BEYOND_EVERY - 1, False, {"outer": FLOAT32}, False),
+        (BEYOND_EVERY, False, {"outer": FLOAT32, "inner": Yardstick(0.6, 0.6)}, False),
+        (BEYOND_EVERY, False, {"outer": FLOAT32, "goal": Goal("time", gap=1e-2)}, False),
+    ],
+)
+def test_where_little_is_promised_each_eighth_ask_is_for_what_the_outer_corner_counts(
+    told: int, promising: bool, more: dict[str, Any], beyond: bool
+) -> None:
+    """Not where more than a hundredth of the volume is promised, and not each other ask."""
+    within = (1, 1, 1, 3), ((0.45, 0.5) if promising else (0.4999, 0.5))
+    decisions, (rows, costs) = Decisions((OPTIONS,) * 4), zip(within, SLOWER, strict=True)
+    search = Searcher(decisions, Listed(np.array(rows), np.array(costs)), MEASURE, **more)
+    known = dict.fromkeys([(1,) * 4, *itertools.product((0, 1), repeat=4)])
+    for row in list(known)[:told]:
+        search.tell(row, (0.5, 0.5), 1e-3)
+    assert [asked for asked, _ in search.ask()] == [(SLOWER if beyond else within)[0]]
 
 
 def test_a_start_that_the_pool_does_not_hold_is_asked_for_where_it_promises_most() -> None:

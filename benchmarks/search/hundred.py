@@ -9,8 +9,9 @@ are of the volume of the best known front: the best for many weights by the trut
 
 The rows: `own` without probes, `own ~f` with probes that are off by a factor f in the root mean
 square, and `knows ~f`, someone who has the same probes and trains what is best by them, learning
-nothing. Behind the shares of the volume stand the fastest policies found within 3e-4 and 1e-3
-nats, the fastest there are, and the CPU seconds of an ask, in the middle and of the first.
+nothing. With --within GAP each second policy is asked for the fastest within so many nats. Behind
+the shares of the volume stand the fastest policies found within 3e-4 and 1e-3 nats, the fastest
+there are, and the CPU seconds of an ask, in the middle and of the first.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ import numpy as np
 
 from benchmarks.search.layered import Layered, Rows, Trained, studied
 from benchmarks.timing import pin_one_thread
+from policysearch.policy.policy import Policy
+from policysearch.search.goals import Goal
 from policysearch.search.hypervolume import Array, improvements, non_dominated
+from policysearch.space.decided.base import Params
 from policysearch.study.specification import spec_from_text
 
 LAYERS = 100
@@ -133,11 +137,19 @@ def hints_of(hundred: Hundred, probed: Array) -> Array:
     return np.array([[math.log(probed[place, option])] for place, option in counted])
 
 
-def own(hundred: Hundred, drawn: Truth, trials: int, hints: Array | None = None) -> Trained:
+def own(
+    hundred: Hundred,
+    drawn: Truth,
+    trials: int,
+    hints: Array | None = None,
+    goal: Goal | None = None,
+) -> Trained:
     """Return what a study of so many trials trains."""
-    return studied(
-        hundred, lambda params, _: float(drawn.gaps(hundred.row(params))[0]), trials, hints
-    )
+
+    def told(params: Params, _: Policy) -> float:
+        return float(drawn.gaps(hundred.row(params))[0])
+
+    return studied(hundred, told, trials, hints, goal=goal)
 
 
 def knowing(hundred: Hundred, drawn: Truth, trials: int, probed: Array) -> Trained:
@@ -176,6 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=3, help="so many truths")
+    parser.add_argument("--within", type=float, help="ask for the fastest within this gap in nats")
     parser.add_argument("--off", type=float, nargs="*", default=[1.6, 2.7], help="factors")
     options = parser.parse_args()
     pin_one_thread()
@@ -185,12 +198,13 @@ def main() -> None:
     there = [Trained(*front, np.zeros(1)) for front in fronts]
     fast = ", ".join(f"{np.mean([t.fastest(gap) for t in there]):.1f}x" for gap in WITHIN)
     print(f"share of the volume after trainings | within {WITHIN}, of {fast} | asks")
-    trials = options.trials
-    report(hundred, "own", [own(hundred, each, trials) for each in truths], fronts)
+    trials, within = options.trials, options.within
+    goal = None if within is None else Goal("time", gap=within)
+    report(hundred, "own", [own(hundred, each, trials, goal=goal) for each in truths], fronts)
     for off in options.off:
         probed = [probes_of(each, math.log(off), each.seed) for each in truths]
         with_probes = [
-            own(hundred, each, trials, hints_of(hundred, probe))
+            own(hundred, each, trials, hints_of(hundred, probe), goal)
             for each, probe in zip(truths, probed, strict=True)
         ]
         report(hundred, f"own ~{off:g}", with_probes, fronts)

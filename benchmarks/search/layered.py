@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy, from_json
 from policysearch.search.acquisition import Yardstick, yardstick
+from policysearch.search.goals import Goal
 from policysearch.search.hypervolume import Array
 from policysearch.search.price_table import Lookup
 from policysearch.space.decided.base import Params
@@ -109,6 +110,7 @@ def studied(
     hints: Array | None = None,
     sampler: str = "gain",
     seed: int = 0,
+    goal: Goal | None = None,
 ) -> Trained:
     """Return what a study of so many trials trains; `hints` are what its probes say."""
     spec = layered.spec
@@ -122,7 +124,7 @@ def studied(
     found: list[tuple[float, float, float, float]] = []
     while len(found) <= trials:  # float32 is free
         start = time.process_time()
-        asked = proposer.propose(len(known), shown, [], known)
+        asked = proposer.propose(len(known), shown, [], known, goal=goal)
         seconds = time.process_time() - start
         assert asked is not None
         each = asked[0]

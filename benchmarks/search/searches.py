@@ -15,6 +15,7 @@ from optuna.trial import TrialState
 from benchmarks.search.rivals import RIVALS
 from benchmarks.search.runs import RunSearcher
 from benchmarks.search.tables import Problem, Table
+from policysearch.search.acquisition import FLOAT32
 from policysearch.search.goals import Goal
 from policysearch.search.hypervolume import Array, non_dominated
 from policysearch.search.searcher import Listed, Searcher
@@ -82,7 +83,8 @@ class Choice:
     def searcher(self, goal: Goal | None = None) -> Searcher:
         table = self._table
         start = [(self.row(i), self.costs(i)) for i in table.start if not table.exact[i]]
-        return Searcher(table.decisions, self._listed, table.measure, start, self._hints, goal=goal)
+        of = table.decisions, self._listed, table.measure, start, self._hints
+        return Searcher(*of, goal=goal, outer=FLOAT32)
 
     def row(self, place: int) -> Row:
         return tuple(self._table.rows[place].tolist())

@@ -21,7 +21,7 @@ REPEATS = 1e-3
 
 STEPS, LARGEST_STEP, SETTLED = 24, 1.0, 0.02
 
-SURE, HOPELESS, RISING = 3, 100.0, 8.0
+SURE, HOPELESS, RISING = 3, 30.0, 8.0
 """After so many steps, hyperparameters are given up whose evidence lies below the best by so many
 nats, and by more than so many times what it rose with the last step."""
 

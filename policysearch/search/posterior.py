@@ -40,8 +40,9 @@ from policysearch.space.options import Decisions
 COARSE_PAIRS = (0.4, 1.0)
 """Size of pair terms between coarse decisions, over the sensitivities; averaged over."""
 
-ABSOLUTE_NOISES = (KNOWN_NOISE, 0.3)
-"""Noise over the smallest gap; averaged over."""
+ABSOLUTE_NOISES = (KNOWN_NOISE, 0.3, 5.0)
+"""Noise over the smallest gap; averaged over. Some nets tell the same gap to a few hundredths of
+it, others not even to a few times it."""
 
 MODIFIERS = (0.0, 0.03, 0.4)
 """By how much of a gap a modifier may change it, not at all among them; averaged over where there

@@ -56,6 +56,10 @@ FOUR_IN_FIVE = 1.2816
 FRONT_EVERY = 2
 """Each so many-th ask is for the front, the others for the goal."""
 
+BEYOND_EVERY, LITTLE = 8, 0.01
+"""Each so many-th ask is for what is gained from the `outer` corner, once the others promise less
+than this share of the volume found: what a gap that small allows may be slower than all of it."""
+
 
 WIDE = (OWN_SD, 2.0)
 """Standard deviations of what each decision has of its own in theta, of what bounds what is left:
@@ -101,6 +105,7 @@ class Searcher:
     promise most. `hints` as `Sensitivity` takes them. With more than `few`
     outstanding, asks are averaged over ways in which these may come out. What is gained from an
     `inner` corner counts too: near it gains from `measure` alone would be small, and come last.
+    Where neither that nor a `goal` is, a few asks look as far out as an `outer` corner.
     """
 
     def __init__(
@@ -113,10 +118,12 @@ class Searcher:
         few: float = FEW,
         goal: Goal | None = None,
         inner: Yardstick | None = None,
+        outer: Yardstick | None = None,
     ) -> None:
         self._few, self._goal = few, goal
         self._decisions, self._pool, self._measure = decisions, pool, measure
         self._measures = tuple(dict.fromkeys((measure, inner or measure)))
+        self._outer = outer
         self._start, self._hints = [(row, costs) for row, costs in start], hints
         self._told: dict[Row, Costs] = {}
         self._gaps: dict[Row, list[float]] = {}
@@ -336,8 +343,30 @@ class Searcher:
             gains = self._goal_gains(self._goal, belief, rows, costs)
             if gains.any():
                 return gains
+        gains = self._gains_from(self._measures, belief, rows, costs)
+        if self._outer and self._looks_beyond(gains):
+            beyond = self._gains_from((self._outer,), belief, rows, costs)
+            return beyond if beyond.any() else gains
+        return gains
+
+    def _looks_beyond(self, gains: Array) -> bool:
+        """Whether an ask that promises these gains is for what the outer corner counts."""
+        if self._goal is not None or len(self._measures) > 1 or len(self._told) % BEYOND_EVERY:
+            return False
+        known = np.array(self._known(self._expected)).reshape(-1, 3)
+        volume = self._measure.volume(known[:, 2], known[:, :2])
+        return bool(gains.max() <= LITTLE * volume)
+
+    def _gains_from(
+        self,
+        measures: Sequence[Yardstick],
+        belief: Sensitivity,
+        rows: NDArray[np.int64],
+        costs: Array,
+    ) -> Array:
+        """Return the expected new volume of each candidate, from the corners of all: [n]."""
         gains, unit = np.zeros(len(rows)), 0.0
-        for measure in self._measures:
+        for measure in measures:
             corner = measure.corner * (1.0, OUTER, OUTER)
             hopeful = np.flatnonzero((costs < corner[1:]).all(axis=1))
             if not len(hopeful):

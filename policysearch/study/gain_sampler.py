@@ -169,7 +169,7 @@ class GainSampler(BaseSampler):
     def _searcher(self, measure: Yardstick, ended: Iterable[tuple[Row, Observation]]) -> Searcher:
         """Return a searcher that is told these."""
         of = self._encoding.decisions, self._pool, measure
-        searcher = Searcher(*of, hints=self._hints, inner=self._measure)
+        searcher = Searcher(*of, hints=self._hints, inner=self._measure, outer=FLOAT32)
         for row, trial in ended:
             self._learn(searcher, row, trial)
         return searcher
