@@ -1,4 +1,8 @@
-"""What every view says of a few studies, whole, beside what it said when it was last looked at."""
+"""What every view says of a few studies, whole, beside what it said when it was last looked at.
+
+Where it is meant to say something else: `python -m tests.kept_texts`, and read the diff. Functions
+have four cases each, for `benchmarks.mutants` asks no more of one before all others.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,43 @@ import pytest
 from tests.kept_texts import FOLDER, file_of, texts
 
 TEXTS = texts()
+SEARCHED = ("told", "narrow", "longer", "deep")
+RANKED = ("failed", "squares", "one seed", "running")
+UNRANKED = ("cannot rank", "all diverged", "empty", "diagnoses")
+DECIDED = ("parallel", "phases", "spread", "norms")
+ASKED = ("whole", "asked", "before", "no study")
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_every_view_says_what_is_kept(name: str) -> None:
-    """Where it is meant to say something else: `python -m tests.kept_texts`, and read the diff."""
+def compare(name: str) -> None:
     said, kept = TEXTS[name](), file_of(name).read_text(encoding="utf-8")
     assert said.splitlines() == kept.splitlines()
 
 
-def test_no_text_is_kept_for_nobody() -> None:
+@pytest.mark.parametrize("name", SEARCHED)
+def test_what_a_search_knows(name: str) -> None:
+    compare(name)
+
+
+@pytest.mark.parametrize("name", RANKED)
+def test_policies_that_are_ranked(name: str) -> None:
+    compare(name)
+
+
+@pytest.mark.parametrize("name", UNRANKED)
+def test_what_does_not_train_or_learn(name: str) -> None:
+    compare(name)
+
+
+@pytest.mark.parametrize("name", DECIDED)
+def test_policies_that_decide_more_than_formats(name: str) -> None:
+    compare(name)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_commands_print(name: str) -> None:
+    compare(name)
+
+
+def test_every_text_is_kept_and_compared() -> None:
     assert sorted(FOLDER.iterdir()) == sorted(map(file_of, TEXTS))
+    assert sorted(TEXTS) == sorted((*SEARCHED, *RANKED, *UNRANKED, *DECIDED, *ASKED))
