@@ -24,10 +24,10 @@ from policysearch.train.lost_values import Kind, LostValues
 from policysearch.train.origin import Link, Origin
 from policysearch.train.swamped import Swamped
 from tests import test_page
-from tests.made_up import diverged, many, results_of
+from tests.made_up import diverged, many, policy_of, results_of, trial_of
 from tests.studies import share_of
 
-NAN = math.nan
+NAN, STEPS = math.nan, (1, 2, 3, 6)
 
 
 def rich(
@@ -96,6 +96,7 @@ def states() -> dict[str, Callable[[], Results]]:
     """Return results of every kind that nobody ran, the fullest first."""
     known = {name: make for name, (make, _) in test_page.STATES.items() if name != "300 layers"}
     own = {"told": _told, "narrow": _narrow, "squares": _squares, "deep": _deep, "longer": _longer}
+    own |= {"crowded": _crowded}
     return {"failed": known.pop("failed"), **own, **known}
 
 
@@ -165,6 +166,32 @@ def _squares() -> Results:
 def _deep() -> Results:
     """Many policies of a net of many layers, one seed each."""
     return many(30, 40)
+
+
+def _crowded() -> Results:
+    """A front whose members lie close together in a plot, and whose gaps grow along the run."""
+    known = results_of(2)
+    layers = [name for name, _ in known.trials[0].policy.layers]
+    trials = list(known.trials)
+    for number in range(2, 16):
+        bend = 1 + number // 9
+        speed, gap = 1.3 * 1.12**number, 1e-3 * 1.02**number
+        if number == 15:
+            speed, gap = 400.0, 30.0
+        trial = trial_of(number, policy_of(number, layers), (gap, 1.01 * gap))
+        cost = replace(trial.cost, speedup=speed, speedup_low=speed, speedup_high=speed)
+        scores = tuple(
+            replace(
+                score,
+                cost=replace(cost, memory_ratio=1.0 / speed),
+                lost=(),
+                overflows=(("fc1", 3),) * (number % 2),
+                gap_curve=tuple((s, gap * (s / 6) ** bend + 1e-4 * seed, 1.0 / s) for s in STEPS),
+            )
+            for seed, score in enumerate(trial.scores)
+        )
+        trials.append(replace(trial, scores=scores))
+    return replace(known, trials=tuple(trials), confirmed=(), references=known.references[:1])
 
 
 def _longer() -> Results:
