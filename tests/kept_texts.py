@@ -59,12 +59,21 @@ zero = [0, 2]
 all_reduce = ["float32", "bfloat16"]
 
 """
-OWN = """import numpy as np
+FILES = {
+    "own.py": """import numpy as np
 
 
 def sides(outputs, labels):
     return float(np.mean(outputs.argmax(1) // 5 == labels // 5))
-"""
+""",
+    "bare.toml": 'base = "float16"',
+    "part.toml": """base = "bfloat16"
+
+[[rules]]
+match = { layer = "fc2" }
+compute = "float32"
+""",
+}
 
 
 @contextlib.contextmanager
@@ -279,6 +288,8 @@ COMMANDS: Mapping[str, tuple[Changes, tuple[str, ...]]] = MappingProxyType(
                 "explain preset:te.nvfp4 --model mlp",
                 "explain preset:torch.autocast.float16 --model transformer --diff",
                 "rules preset:torch.autocast.float16 --model lenet5",
+                "apply bare.toml --model mlp",
+                "apply part.toml --model mlp --out made.json",
             ),
         ),
         BEFORE: (
@@ -334,7 +345,8 @@ def of_commands(name: str) -> str:
     changes, commands = COMMANDS[name]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), made_up():
         write_study(Path(), *changes)
-        Path("own.py").write_text(OWN, encoding="utf-8")
+        for file, text in FILES.items():
+            Path(file).write_text(text, encoding="utf-8")
         Path("results").mkdir()
         Path("before.toml").write_bytes((JOURNAL / "before.toml").read_bytes())
         journal = gzip.decompress((JOURNAL / "before.journal.gz").read_bytes())
