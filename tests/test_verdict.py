@@ -498,10 +498,3 @@ def test_what_hides_whether_float32_learned_is_named(learned: Learned | None, wh
     verdict = replace(made_up.results_of(), learned=learned).verdict
     assert verdict.text.endswith(f"; that float32 beats a constant is not checked: {why}")
     assert not verdict.learning_checked
-
-
-def test_a_difference_without_accuracies_is_in_the_units_of_its_loss(float32: PolicyCost) -> None:
-    trial = trial_of(float32, 1, near(1e-3))
-    squares = tuple(replace(s, loss_unit="MSE", validation_accuracy=None) for s in trial.scores)
-    found = difference(replace(trial, scores=squares), None, 1e-2)
-    assert (found.unit, found.seeds, found.accuracy) == ("MSE", 3, None)
