@@ -160,7 +160,9 @@ def _squares() -> Results:
     )
     summary = FidelitySummary(3, 9, 6, 0, 5.2, 2, 0.4, 0.1, False, False)
     learned = Learned(2.3, 0.3, Beside(Constant(2.3, None, None, 360), (), ((-0.1, 0.2),)), "MSE")
-    return replace(known, trials=trials, fidelity=summary, learned=learned, confirmed=())
+    cost = replace(known.spec.cost, batch_size=16)
+    spec = replace(known.spec, cost=cost)
+    return replace(known, spec=spec, trials=trials, fidelity=summary, learned=learned, confirmed=())
 
 
 def _deep() -> Results:

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import IO
 from unittest import mock
 
 import numpy as np
@@ -91,8 +92,14 @@ def made_up() -> Iterator[None]:
         mock.patch.object(executors, "ProcessExecutor", here),
         mock.patch("policysearch.study.estimate.timed_steps", timed),
         mock.patch("policysearch.report.plots.image", lambda *_: b""),
+        mock.patch.object(Figure, "savefig", written),
     ):
         yield
+
+
+def written(shown: Figure, out: IO[bytes], **_: object) -> None:
+    """Write what is on a figure in place of its picture."""
+    out.write("\n".join((str(shown.get_size_inches()), *drawn(shown))).encode())
 
 
 def transcript(commands: Sequence[str]) -> Iterator[str]:
@@ -283,7 +290,7 @@ COMMANDS: Mapping[str, tuple[Changes, tuple[str, ...]]] = MappingProxyType(
                 "hardware",
                 "hardware H100-SXM5",
                 "targets",
-                "profile preset:mindspore.O2 --model lenet5",
+                "profile preset:mindspore.O2 --model lenet5 --out plot.png",
                 "profile preset:te.nvfp4 --model gpt --stack torch.eager --recompute block1",
                 "explain preset:te.nvfp4 --model mlp",
                 "explain preset:torch.autocast.float16 --model transformer --diff",
@@ -352,6 +359,7 @@ def of_commands(name: str) -> str:
         journal = gzip.decompress((JOURNAL / "before.journal.gz").read_bytes())
         Path("results/before.journal").write_bytes(journal)
         said = [*transcript(commands)]
+        said += [path.read_text(encoding="utf-8") for path in Path().glob("*.png")]
         for html in Path("results").glob("*.html"):
             said += sections(html.read_text(encoding="utf-8"))
         if name == "spread":
