@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from policysearch.export import megatron, transformer_engine
+from policysearch.export.levels import field_losses
 from policysearch.export.megatron_file import FACTORIES
 from policysearch.export.megatron_names import places, sides_there
 from policysearch.export.targets import files_of
@@ -411,3 +412,14 @@ def test_sides_are_those_of_what_is_one_linear_there() -> None:
         parameters_of=lambda name: [SimpleNamespace(shape=(64, 192))],
     )
     assert {*sides_there(turned).values()} == {(192, 64)}
+
+
+def test_a_layer_that_runs_wider_says_so_of_its_narrowest_operand() -> None:
+    """bfloat16 comes first by name, and is not what the target refuses."""
+    asked = preset("bfloat16", ("fc1",))
+    row = replace(asked.layer("fc1"), compute="float8_e4m3fn")
+    (line,) = field_losses(asked.with_layers({"fc1": row}), asked, "it", lambda layer: "no unit")
+    assert line == (
+        "layer fc1: it does not compute it in float8_e4m3fn (no unit); it runs with compute "
+        "bfloat16, not float8_e4m3fn"
+    )

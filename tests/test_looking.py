@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from policysearch.report.table import front_table
 from policysearch.search.fidelity import RUNS_PER_PLACE
 from policysearch.study.journal.records import RunKey
 from policysearch.study.opening import load_results
+from policysearch.study.proposer import Proposer
 from policysearch.study.specification import StudySpec, load_spec, objective_of, space_of
 from policysearch.study.study import run_study
 from tests.looks import (
@@ -205,3 +207,21 @@ def test_a_net_that_learns_too_late_is_not_looked_at(tmp_path: Path) -> None:
     results = run_study(spec, tmp_path / "j", processes=0)
     assert not records_at(tmp_path / "j").low_fidelity
     assert "short runs: none, for float32 has learned too little" in front_table(results)
+
+
+@one_kind
+def test_the_sampler_is_shown_every_look_that_a_proposal_is_told(
+    spec: StudySpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    propose, shown = Proposer.propose, list[int]()
+
+    def seen(self: Proposer, place: int, views: Any, *more: Any, **named: Any) -> Any:
+        if named.get("whole"):
+            shown.append(len(views))
+        return propose(self, place, views, *more, **named)
+
+    monkeypatch.setattr(Proposer, "propose", seen)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(spec, tmp_path / "j", executor=Told(most=14))
+    told = [look.told for look in records_at(tmp_path / "j").low_fidelity.values()]
+    assert shown[: len(told)] == told and max(told) > 3

@@ -64,6 +64,30 @@ def test_nothing_is_changed_that_does_not_run(root: Path) -> None:
         assert '"""Doc with 1 + 1."""' in mutant.after and '"""Return x + 1."""' in mutant.after
 
 
+OP = """
+def _values(rng, *shape):
+    return rng.random((2, 3))
+
+op = Op(forward=lambda x: x + 1, example=lambda rng: Example((_values(rng), 2.5), {"axis": 1}))
+other = unary(example=_values, attrs={"width": 7})
+"""
+
+
+@pytest.mark.parametrize(("room", "kept"), [("ops", False), ("nn", True)])
+def test_of_an_ops_example_nothing_is_changed_and_all_else_is(
+    room: str, kept: bool, tmp_path: Path
+) -> None:
+    module = f"policysearch/{room}/m.py"
+    (tmp_path / module).parent.mkdir(parents=True)
+    (tmp_path / module).write_text(OP)
+    every = [mutant.after for mutant in code.drawn(tmp_path, [module], 0, 1000)]
+    assert any('"_axis"' in text for text in every) == kept
+    assert any("random((2, 3))" not in text for text in every) == kept
+    assert any('"_width"' in text for text in every)
+    assert any("x + 1" not in text for text in every)
+    assert any("example=lambda" not in text for text in every)  # the example as such
+
+
 @pytest.mark.parametrize("operator", operators.OWN, ids=lambda operator: operator.__name__)
 def test_our_operators_do_what_their_examples_say(operator: Any) -> None:
     for example in operator.examples():

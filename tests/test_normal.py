@@ -11,7 +11,8 @@ import pytest
 
 from policysearch.objective.objective import Objective
 from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import Policy
+from policysearch.policy.policy import Policy, uniform_layer
+from policysearch.policy.presets import preset
 from policysearch.space.encoding import Encoding
 from policysearch.space.equivalence import canonical, scale_acts
 from policysearch.space.model_space import make_space
@@ -192,3 +193,18 @@ def test_a_loss_scale_on_bfloat16_adds_no_policy(objective: Objective) -> None:
     (few, policies, rows), (many, *same) = counts
     assert many == 30 * few and same == [policies, rows]
     assert policies == rows == 15
+
+
+def test_what_is_stored_in_float32_has_masters(space: Space) -> None:
+    policy = preset("bfloat16", space.layers)
+    assert {row.param for _, row in policy.layers} == {"float32"} and policy.master_weights
+    assert canonical(replace(policy, master_weights=False)) == canonical(policy) == policy
+    stored = policy.with_layers({space.layers[1]: uniform_layer("bfloat16", param="bfloat16")})
+    assert not canonical(replace(stored, master_weights=False)).master_weights
+
+
+def test_a_space_of_one_layer_knows_no_other_net(space: Space) -> None:
+    one = space.of_one_layer("fc2")
+    assert (one.layers, one.model, one.target, one.rules) == (("fc2",), None, None, ())
+    for policy in (*one.uniform(), one.preset("bfloat16")):
+        assert [name for name, _ in policy.layers] == ["fc2"]

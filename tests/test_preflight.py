@@ -10,10 +10,11 @@ import pytest
 
 import policysearch
 from policysearch.cli import main
-from policysearch.diagnose.preflight import preflight
+from policysearch.diagnose.preflight import _scale, preflight
 from policysearch.objective.objective import Objective
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.presets import PRESETS, preset
+from policysearch.rewrite.policy_pass import apply_policy
 from tests.studies import write_study
 from tests.test_diagnose import STATE, TASK, low
 
@@ -104,3 +105,13 @@ def test_commands_say_it_first(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["diagnose", str(path), "--study", str(study)]) == 0
     said = capsys.readouterr().err.splitlines()
     assert said[0] == f"before training: {line}"
+
+
+def test_what_has_no_loss_scale_is_told_of_none(objective: Objective) -> None:
+    """Gradients that overflow by themselves are no matter of a scale."""
+    policy = low(objective)
+    graph = apply_policy(objective.task.tracing(objective.model, 4).float32, policy)
+    huge = {node.id: 1e9 for node in graph.nodes if node.role in ("dgrad", "wgrad")}
+    scaled = replace(policy, loss_scale=LossScale("fixed", 1.0))
+    assert policy.loss_scale.kind == "none" and len([*_scale(graph, huge, scaled, 60)]) == 1
+    assert [*_scale(graph, huge, policy, 60)] == []

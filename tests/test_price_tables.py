@@ -8,8 +8,11 @@ import itertools
 import numpy as np
 import pytest
 
-from policysearch.cost.tables import CHECKED, PriceTable
+from policysearch.cost.memory import lives
+from policysearch.cost.tables import CHECKED, PriceTable, _homes, _live
 from policysearch.objective.objective import Objective
+from policysearch.policy.presets import preset
+from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.search.candidates import KEPT_WIDE, SpacePool, SpacePrices, price_of
 from policysearch.search.price_table import cheapest, format_table, formats_of, lookup_of
 from policysearch.space.decided.base import Params
@@ -187,3 +190,29 @@ def test_two_formats_are_proposed_with_the_wider_where_it_gains_most() -> None:
         params = pool.params_of(tuple(row))
         assert tuple(exact) == price_of(objective, space.policy(params))
         np.testing.assert_allclose(rough, exact, rtol=0.02)
+
+
+def test_a_cast_goes_with_its_value_and_sources_are_no_moments() -> None:
+    """Of each node the live bytes are those of the buffers that live then, summed by layer."""
+    objective, *_ = made(DEEP, "torch.eager")
+    policy = preset("torch.autocast.bfloat16", objective.model.layer_names)
+    graph = apply_policy(objective.task.tracing(objective.model, 64).float32, policy)
+    slots = {name: place for place, name in enumerate(objective.model.layer_names)}
+    homes = _homes(graph, slots.get, len(slots))
+    casts = [node for node in graph.nodes if node.op.converts]
+    assert all(homes[node.id] == homes[node.inputs[0]] for node in casts)
+    assert any(homes[node.id] != slots.get(node.layer, len(slots)) for node in casts)
+    names, live = _live(graph, homes, len(slots))
+    lasting = [n for n in graph.nodes if not (n.op.converts or n.op.kind in ("source", "move"))]
+    assert [name.split("/")[:3] for name in names] == [
+        [node.layer, node.op.name, node.role] for node in lasting
+    ]
+    assert len(set(names)) == len(names) == len(live)
+    every = lives(graph)
+    held = [
+        sum(life.bytes for life in every if life.first <= node.id <= life.last)
+        for node in graph.nodes
+    ]
+    ends = [node.id + 1 for node in lasting]
+    worst = [max(held[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
+    np.testing.assert_allclose(live.sum(axis=1), worst)

@@ -329,3 +329,13 @@ def test_a_step_of_ten_blocks_of_a_transformer_is_a_line_of_5_kB(tmp_path: Path)
         {(row.direction, row.layer, row.op) for row in line.exponents} for line in read_log(path)
     ]
     assert len(rows[0]) > 400 and rows[0] == rows[1] == rows[2]
+
+
+def test_torchs_clipping_is_given_back(tmp_path: Path) -> None:
+    before = torch.nn.utils.clip_grad_norm_
+    net = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with policysearch.record(net, optimizer, tmp_path / "log"):
+        assert torch.nn.utils.clip_grad_norm_ is not before
+    assert torch.nn.utils.clip_grad_norm_ is before
+    assert not net._forward_hooks and not net._forward_pre_hooks

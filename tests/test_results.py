@@ -14,10 +14,12 @@ from policysearch.objective.score import DIVERGED_GAP, Score
 from policysearch.policy.presets import preset
 from policysearch.study.journal.records import compact
 from policysearch.study.journal.trials import FailedTrial, Trial
+from policysearch.study.results.difference import difference
 from policysearch.study.results.ranking import RESOLUTION
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec
 from policysearch.values import InputError
+from tests import made_up
 from tests.studies import write_study
 
 
@@ -181,3 +183,11 @@ def test_a_policy_is_read_from_its_text(many: Results, tmp_path: Path) -> None:
     assert many.trials[1].name == "bfloat16"
     with pytest.raises(InputError, match="trial 1 policy"):
         _ = replace(many.trials[1], text="{}").policy
+
+
+def test_a_difference_without_accuracies_is_in_the_units_of_its_loss() -> None:
+    trial = made_up.trial_of(1, preset("bfloat16", ("fc1",)), (1e-3, 3e-3))
+    squares = tuple(replace(s, loss_unit="MSE", validation_accuracy=None) for s in trial.scores)
+    found = difference(replace(trial, scores=squares), None, 1e-2)
+    assert (found.unit, found.seeds, found.accuracy) == ("MSE", 2, None)
+    assert found.gap == pytest.approx(2e-3)

@@ -143,3 +143,21 @@ def test_an_unknown_one_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     path = write_study(tmp_path, ('sampler = "random"', 'sampler = "tpee"'))
     assert main(["run", str(path)]) == 2
     assert f"'tpee'; expected one of {', '.join(SAMPLERS)}" in capsys.readouterr().err
+
+
+def test_uniform_formats_that_are_no_preset_wait_for_what_promises_more(spec: StudySpec) -> None:
+    """Presets that a study names, and all of `uniform.all`, do not wait."""
+    for rest in ("uniform", "uniform.all"):
+        ladder = ("bfloat16", rest)
+        study = replace(spec, space=replace(spec.space, ladder=ladder))
+        study = replace(study, study=replace(study.study, sampler=OWN))
+        objective = objective_of(study)
+        plan = study.study.plan(study.objectives.names, study.task.steps, study.wanted)
+        space = space_of(study, objective.model)
+        proposer = Proposer(plan, objective, space)
+        uniform = {policy.digest for policy in space.uniform()}
+        named = {digest for digest, (_, names) in proposer.ladder.items() if names}
+        weighed = {asked.digest for asked in proposer.weighed}
+        assert weighed == (uniform - named if rest == "uniform" else set())
+        assert bool(weighed) == (rest == "uniform")
+        assert proposer.first == proposer.ladder.keys() - weighed

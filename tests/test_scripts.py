@@ -487,3 +487,13 @@ def test_recipe_precision_and_scaler_are_listed_and_go_into_the_study(tmp_path: 
         read(tmp_path, scaler={"interval": 7})
     with pytest.raises(ps.InputError, match="scaler: int; expected a GradScaler, or a dict"):
         read(tmp_path, scaler=3)
+
+
+def test_a_spool_knows_the_classes_of_whole_labels_alone(tmp_path: Path) -> None:
+    for kind, loss, classes in ((torch.int64, "cross_entropy", 7), (torch.float32, "l1", 1)):
+        labels = torch.tensor([0, 2, 6, 1]).to(kind)
+        labels = labels if classes > 1 else labels[:, None]
+        batches = [(torch.ones(4, 4), labels) for _ in range(3)]
+        path = tmp_path / f"{loss}.spool"
+        ps.from_loader(torch.nn.Linear(4, classes), batches, loss=loss, steps=3, spool=path)
+        assert read_known(path).classes == classes

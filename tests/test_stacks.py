@@ -145,3 +145,14 @@ def test_all_but_every_third_block_is_said_by_steps() -> None:
         text = said[frozenset(n for n in range(6) if n % 3 != left)]
         assert placed(text, 32) == {n for n in range(32) if n % 3 != left}
     assert said[frozenset({0, 1, 4, 5})] == "first 2, last 2"
+
+
+@pytest.mark.parametrize("count", range(2, 9))
+def test_all_but_a_middle_are_said_by_their_ends(count: int) -> None:
+    """By brute force: every first and last few that are not all of the blocks."""
+    texts = {text for text, _ in ways(count)}
+    meant = dict(ways(count)).values()
+    for first, last in ((a, b) for a in range(1, count) for b in range(1, count - a)):
+        assert frozenset({*range(first), *range(count - last, count)}) in meant
+        if first + last > count // 2 + 1 and first > 1 and last > 1:
+            assert f"first {first}, last {last}" in texts

@@ -281,3 +281,27 @@ def gpt_task(name: str = "NanoGPT") -> Task:
     example = torch.zeros(2, TIME, dtype=torch.long)
     model = policysearch.from_torch(getattr(nets_of_torch, name), example, name="gpt")
     return Task(model=model, data=data, batch_size=16, loss="token_cross_entropy")
+
+
+@pytest.mark.torch
+def test_what_drops_nothing_inside_a_call_is_the_same_model() -> None:
+    models: list[Any] = [normed_task(share).model for share in (0.0, 0.1)]
+    plain, dropping = models
+    assert plain.without_inner_masks() is plain
+    assert dropping.without_inner_masks() is not dropping
+    again = dropping.without_inner_masks()
+    assert again.without_inner_masks() is again and again.layer_names == dropping.layer_names
+
+
+@pytest.mark.torch
+def test_what_is_about_to_be_trained_is_told_before_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, told = normed_task(0.0), list[str]()
+
+    def begun(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("policysearch.verify.verdict.trained_in_torch", begun)
+    policy = preset("float32", task.build_model(task.load_dataset()).layer_names)
+    with pytest.raises(KeyboardInterrupt):
+        verify(policy, task, steps=1, progress=told.append)
+    assert told == ["torch"]

@@ -18,6 +18,7 @@ from benchmarks.mutants.operators import Position, operators
 Key = tuple[str, str, str, str]
 """Module, scope in it, the lines before and the lines after, stripped of what surrounds them."""
 
+OPS = "policysearch/ops/"
 TYPES = ("Callable", "Literal", "dict", "list", "tuple")
 
 
@@ -85,9 +86,13 @@ def drawn(root: Path, modules: Sequence[str], seed: int, sample: int) -> list[Mu
 
 
 def places_of(module: str, text: str) -> list[Place]:
-    """Return the places of the module in their order; annotations and docstrings are none."""
+    """Return the places of the module in their order; annotations and docstrings are none.
+
+    Nor is the inside of what makes an op's `Example`; see `examples_of`.
+    """
     tree = ast.parse(text)
-    left_out, scopes, lines = list(_inert(tree)), list(_scopes(tree)), text.splitlines()
+    left_out = [*_inert(tree), *examples_of(module, tree)]
+    scopes, lines = list(_scopes(tree)), text.splitlines()
     places: dict[tuple[str, str], Place] = {}
     for (start, end), ways in sorted(_changes(text).items()):
         if any(low <= start and end <= high for low, high in left_out):
@@ -100,6 +105,22 @@ def places_of(module: str, text: str) -> list[Place]:
         # The same words twice in one scope are one place.
         places.setdefault((scope, words), Place(module, scope, touched, words, tuple(ways)))
     return list(places.values())
+
+
+def examples_of(module: str, tree: ast.Module) -> Iterator[Position]:
+    """Yield where functions and lambdas of `ops/` that take `rng` lie.
+
+    An op draws nothing, so these make the inputs of its `Example`. They are what tests are given,
+    not what they judge: with other numbers of the kind every test still says the same. An
+    `example=` itself, its attributes outside such a function, and all of other rooms stay places.
+    """
+    if not module.startswith(OPS):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.Lambda)):
+            first = node.args.args[0].arg if node.args.args else ""
+            if first == "rng" and node.end_lineno is not None and node.end_col_offset is not None:
+                yield (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
 
 
 def _changes(text: str) -> dict[Position, list[tuple[str, int]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
 
@@ -120,12 +120,6 @@ def _product_words(name: str) -> str:
 def span(names: Sequence[str]) -> str:
     """Return names of neighbours, from the first to the last."""
     return " and ".join(names) if len(names) < 3 else f"{names[0]} to {names[-1]}"
-
-
-def sentence(parts: Iterable[str]) -> str:
-    """Return parts as one sentence."""
-    said = "; ".join(part for part in parts if part)
-    return f"{said[0].upper()}{said[1:]}." if said else ""
 
 
 _TYPED = re.compile(
