@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -11,13 +10,17 @@ from policysearch.cost.price import StepPrice, step_price
 from policysearch.cost.roofline import Work
 from policysearch.cost.stacks import Stack
 from policysearch.cost.time import parts_of
-from policysearch.cost.update_price import update_works
 from policysearch.graph import Graph
-from policysearch.objective.published.models import float32_step, model_at, update_share
+from policysearch.objective.published.models import (
+    float32_step,
+    model_at,
+    update_apart,
+    update_ops,
+    update_share,
+)
 from policysearch.objective.published.networks import Network
 from policysearch.objective.published.policies import policy_of
 from policysearch.objective.published.stacks import Precision
-from policysearch.optimizers.optimizer import rules
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
 
@@ -98,7 +101,9 @@ def recorded_works(run: Run) -> tuple[Work, ...]:
         if part.op not in own
     ]
     if own:
-        asked += [(work, run.update_share) for work in _update_apart(run)]
+        together = run.stack.library >= FUSED_ATTENTION_LIBRARY
+        apart = update_apart(run.network, run.step, together)
+        asked += [(work, run.update_share) for work in apart]
     for work, share in asked:
         if share:
             counts[work] = counts.get(work, 0.0) + share
@@ -106,22 +111,3 @@ def recorded_works(run: Run) -> tuple[Work, ...]:
     if waited := run.network.host_seconds * run.batch:
         works.append(Work(0, launches=0, host_seconds=waited))
     return tuple(works)
-
-
-def update_ops(step: Graph) -> frozenset[str]:
-    """Return the ops of the optimizer: those behind the finite check."""
-    checked = step.output("finite").id
-    return frozenset(n.op.name for n in step.nodes[checked + 1 :] if n.role == "update")
-
-
-def _update_apart(run: Run) -> Iterator[Work]:
-    """Yield the update as frameworks run it that do not fuse it: op by op.
-
-    From torch 2 on each op of `torch.optim` takes many tensors at once; others take one.
-    """
-    network, nodes = run.network, run.step.nodes
-    own = network.recipe.update
-    rule = replace(rules()[network.optimizer], separate=own or rules()[network.optimizer].separate)
-    shapes = [nodes[i].shape for i, _ in run.step.updates if nodes[i].op.name == "parameter"]
-    together = run.stack.library >= FUSED_ATTENTION_LIBRARY and not own
-    yield from update_works(rule, "foreach" if together else "single", shapes)
