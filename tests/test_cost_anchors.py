@@ -147,12 +147,15 @@ def test_a_row_is_held_out_with_its_device_but_ones_own_measurement_counts(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("shipped", "bare", "mean", "related", "with_anchors"),
-    [(SHIPPED[0], 0.1222, 0.107, 160, 0.107), (SHIPPED[1], 0.1112, 0.0755, 25, 0.0755)],
+    ("shipped", "bare", "mean", "related", "with_anchors", "held"),
+    [
+        (SHIPPED[0], 0.1062, 0.1012, 160, 0.1017, 0.869),
+        (SHIPPED[1], 0.1348, 0.1171, 28, 0.0907, 0.893),
+    ],
     ids=["families", "devices"],
 )
 def test_anchors_bring_rows_nearer_whose_family_or_device_nobody_saw(
-    shipped: str, bare: float, mean: float, related: int, with_anchors: float
+    shipped: str, bare: float, mean: float, related: int, with_anchors: float, held: float
 ) -> None:
     known = read_known()
     rows = set(read_rows(shipped=shipped))
@@ -169,7 +172,7 @@ def test_anchors_bring_rows_nearer_whose_family_or_device_nobody_saw(
     assert near.sum() == related and errors[near].mean() <= with_anchors
     pairs = zip(ratios, found.intervals, strict=True)
     holds = [i.low <= ratio <= i.high for ratio, i in pairs if i is not None]
-    assert np.mean(holds) == pytest.approx(0.88, abs=0.006)
+    assert np.mean(holds) == pytest.approx(held, abs=0.006)
 
 
 def row_of(**changes: object) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -82,6 +83,38 @@ def test_the_update_of_a_micro_batch_is_a_share_of_the_step() -> None:
     without = replace(run, precision=replace(FLOAT32, update=False))
     whole, none = seconds_of(run), seconds_of(without)
     assert none < whole < none * 1.02
+
+
+@pytest.mark.parametrize(
+    ("name", "library", "tensors", "launches"),
+    [
+        ("resnet50", 10, 8, 3),  # mul_(momentum).add_(grad), add_(-rate)
+        ("bert-base-mlm", 10, 18, 7),
+        ("bert-base-squad", 10, 32, 14),  # the script's own BertAdam, clipped by parameter
+        ("transformer-xl-base", 10, 12, 3),
+    ],
+)
+def test_an_update_that_is_not_fused_runs_op_by_op(
+    name: str, library: int, tensors: int, launches: int
+) -> None:
+    network = NETWORKS[name]
+    stack = replace(TORCH, fused_optimizer=False, library=library)
+    run = Run(network, network.length, 1, FLOAT32, DEVICES["V100-SXM2"], stack)
+    works = [work for work in recorded_works(run) if work.kind == "update"]
+    shapes = [spec.shape for spec in model_at(network, network.length).parameters()]
+    numbers = sum(math.prod(shape) for shape in shapes)
+    assert sum(work.bytes * work.count for work in works) == 4 * tensors * numbers
+    assert sum(work.launches * work.count for work in works) == launches * len(shapes)
+    fused = replace(run, stack=replace(stack, fused_optimizer=True))
+    joined = [work for work in recorded_works(fused) if work.kind == "update"]
+    assert sum(work.launches * work.count for work in joined) <= 5 < launches * len(shapes)
+
+
+def test_from_torch_2_on_an_update_takes_many_tensors_at_once() -> None:
+    stack = replace(TORCH, fused_optimizer=False, library=12)
+    run = Run(NETWORKS["resnet50"], 0, 1, FLOAT32, DEVICES["V100-SXM2"], stack)
+    works = [work for work in recorded_works(run) if work.kind == "update"]
+    assert 3 <= sum(work.launches * work.count for work in works) <= 3 * 3
 
 
 def test_fused_norms_take_the_passes_of_sum_and_relu_along() -> None:

@@ -65,7 +65,7 @@ def update_price(
         for group in groups
         for part in rule.parts
         if (taken := [shape for shape in group if rule.of(shape) is part])
-        for work in _works(part, kernels, taken, narrow_bytes)
+        for work in update_works(part, kernels, taken, narrow_bytes)
     ]
     load = load_of(works, device, stack)
     shapes = [shape for group in groups for shape in group]
@@ -94,10 +94,14 @@ def update_prices(
     }
 
 
-def _works(
-    rule: Rule, kernels: Kernels, group: Sequence[Shape], narrow_bytes: int
+def update_works(
+    rule: Rule, kernels: Kernels, group: Sequence[Shape], narrow_bytes: int = 0
 ) -> Iterator[Work]:
-    """Yield the kernels of one parameter group, many tensors spread evenly over launches."""
+    """Yield the kernels of one parameter group, many tensors spread evenly over launches.
+
+    With `narrow_bytes` per element a narrow copy is written too. InputError where the optimizer has
+    no such kernel.
+    """
     if kernels == "fused" and not rule.fused:
         raise InputError(f"kernels: 'fused' with {rule.name}; expected 'combined' or the like")
     sizes = [size(shape) for shape in group]

@@ -36,6 +36,7 @@ from policysearch.cost.parallel.collectives import (
     reduction_seconds,
 )
 from policysearch.cost.parallel.shards import Exchange, shard
+from policysearch.cost.roofline import joined_seconds
 from policysearch.cost.time import KernelTime, StepTime
 from policysearch.formats import format_named
 from policysearch.graph import Graph, Node, Role, size
@@ -84,7 +85,7 @@ def spread_step(
     """
     part, exchanges = shard(graph, spread.parallel.tensor)
     parameters, storage = parameters_of(part), storage_of(part)
-    alone = _divided_update(part, timed(part), spread.parallel, parameters, storage)
+    alone = _divided_update(part, timed(part), spread, parameters, storage)
     waits = [
         *_within_groups(part, exchanges, spread),
         *_between_groups(_gradients(part, alone, storage, spread.apart), alone, spread, parameters),
@@ -103,15 +104,15 @@ def _wait(op: str, role: Role, format: str, seconds: float, bytes: float) -> Ker
 def _divided_update(
     graph: Graph,
     time: StepTime,
-    parallel: Parallel,
+    spread: Spread,
     parameters: Mapping[int, Parameter],
     storage: Sequence[int],
 ) -> StepTime:
     """Return the time where the groups divide the update, and the casts of masters, by ZeRO.
 
-    Each works on its part, but no kernel takes less than the shortest, nor the step less than its
-    launches.
+    Each works on its part, but no kernel takes less than the shortest.
     """
+    parallel = spread.parallel
     if not parallel.zero or parallel.groups == 1:
         return time
     kernels = []
@@ -122,8 +123,8 @@ def _divided_update(
         divided = max(kernel.seconds / parallel.groups, least)
         own = kernel.role == "update" or masters
         kernels.append(replace(kernel, seconds=divided) if own else kernel)
-    saved = time.kernel_seconds - sum(kernel.seconds for kernel in kernels)
-    seconds = max(time.step_seconds - saved, time.launch_seconds)
+    total = sum(kernel.seconds for kernel in kernels)
+    seconds = float(joined_seconds(total, time.launch_seconds, spread.device))
     return replace(time, step_seconds=seconds, kernels=tuple(kernels))
 
 

@@ -11,7 +11,13 @@ from policysearch.cost.roofline import Work
 from policysearch.cost.stacks import Stack
 from policysearch.cost.time import parts_of
 from policysearch.graph import Graph
-from policysearch.objective.published.models import float32_step, model_at, update_share
+from policysearch.objective.published.models import (
+    float32_step,
+    model_at,
+    update_apart,
+    update_ops,
+    update_share,
+)
 from policysearch.objective.published.networks import Network
 from policysearch.objective.published.policies import policy_of
 from policysearch.objective.published.stacks import Precision
@@ -19,7 +25,7 @@ from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
 
 FUSED_ATTENTION_LIBRARY = 12
-"""Generation of the libraries with which frameworks have attention in one kernel."""
+"""Generation of the libraries with which frameworks have attention in one kernel: torch 2."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +94,19 @@ def recorded_works(run: Run) -> tuple[Work, ...]:
     in all examples, where it does.
     """
     counts: dict[Work, float] = {}
-    for part in parts_of(run.graph, run.device, run.stack):
-        share = run.update_share if part.kernel.lead.role == "update" else 1.0
+    own = () if run.stack.fused_optimizer else update_ops(run.step)
+    asked = [
+        (part.work, run.update_share if part.kernel.lead.role == "update" else 1.0)
+        for part in parts_of(run.graph, run.device, run.stack)
+        if part.op not in own
+    ]
+    if own:
+        together = run.stack.library >= FUSED_ATTENTION_LIBRARY
+        apart = update_apart(run.network, run.step, together)
+        asked += [(work, run.update_share) for work in apart]
+    for work, share in asked:
         if share:
-            counts[part.work] = counts.get(part.work, 0.0) + share
+            counts[work] = counts.get(work, 0.0) + share
     works = [replace(work, count=count) for work, count in counts.items()]
     if waited := run.network.host_seconds * run.batch:
         works.append(Work(0, launches=0, host_seconds=waited))

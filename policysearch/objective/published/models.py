@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+from policysearch.cost.roofline import Work
+from policysearch.cost.update_price import update_works
 from policysearch.graph import Graph
 from policysearch.importers.record import model_of
 from policysearch.importers.torch_model import ATTENTION, TorchModel
@@ -90,3 +93,22 @@ def update_share(network: Network) -> float:
     if kind in trained():
         return share
     return share * rules()[kind].fused_tensors / rules()[BY_ADAM].fused_tensors
+
+
+def update_ops(step: Graph) -> frozenset[str]:
+    """Return the ops of the optimizer: those behind the finite check."""
+    checked = step.output("finite").id
+    return frozenset(n.op.name for n in step.nodes[checked + 1 :] if n.role == "update")
+
+
+def update_apart(network: Network, step: Graph, together: bool) -> Iterator[Work]:
+    """Yield the update of a step as frameworks run it that do not fuse it: op by op.
+
+    `together`: each op of `torch.optim` takes many tensors at once, as from torch 2 on; an
+    optimizer of the scripts' own takes one.
+    """
+    own, rule = network.recipe.update, rules()[network.optimizer]
+    rule = replace(rule, separate=own or rule.separate)
+    updated = (step.nodes[i] for i, _ in step.updates)
+    shapes = [node.shape for node in updated if node.op.name == "parameter"]
+    yield from update_works(rule, "foreach" if together and not own else "single", shapes)

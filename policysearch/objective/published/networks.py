@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from policysearch.optimizers.lamb import NORM
+from policysearch.optimizers.optimizer import ADD, MULTIPLY, ROOT, Passes, rules
 from policysearch.values import InputError, near_miss
 
 PRETRAINING_MICRO_BATCHES = 16
@@ -29,7 +31,9 @@ class Recipe:
     `compiled`: those that run it with XLA, `compiled_mixed`: under mixed precision alone;
     `fused_update` and `unfused_update`: those whose baseline fuses the update as the mixed run
     does, and those whose mixed run does not either. `written_attention`: the scripts write
-    attention out op by op, also with frameworks that have it as one kernel.
+    attention out op by op, also with frameworks that have it as one kernel. `update`: passes of an
+    optimizer that NVIDIA's scripts write themselves, tensor by tensor, in torch's runs whose update
+    is not fused; () for that of `torch.optim`.
     """
 
     channels_last: tuple[str, ...] = ()
@@ -38,6 +42,7 @@ class Recipe:
     fused_update: tuple[str, ...] = ()
     unfused_update: tuple[str, ...] = ()
     written_attention: bool = False
+    update: Passes = ()
 
 
 @dataclass(frozen=True)
@@ -78,9 +83,22 @@ def _resnet(depth: int) -> Network:
     return Network(f"resnet{depth}", "resnet", names=(f"resnet{depth} v1.5", *more))
 
 
+BERT_ADAM: Passes = (
+    *(NORM, MULTIPLY, MULTIPLY, ADD, MULTIPLY, ADD, ROOT, MULTIPLY, ADD),
+    *(MULTIPLY, ADD, MULTIPLY, MULTIPLY, ADD),
+)
+"""Of BertAdam, with which NVIDIA's script of SQuAD trains in float32 (DeepLearningExamples,
+PyTorch/LanguageModeling/BERT/optimization.py): each gradient is clipped by a norm of its own, both
+moments, their quotient, decay, learning rate, its sign, and the sum."""
+
+OF_NVIDIA = ("DeepLearningExamples", "deeplearning-benchmark")
+"""Repositories of NVIDIA's scripts: its own, and Lambda's, which times them."""
+
 XLA = Recipe(compiled=("tensorflow",))
 WRITTEN = Recipe(written_attention=True)
-PLAIN_UPDATE = Recipe(unfused_update=("torch",))
+SQUAD = Recipe(written_attention=True, update=BERT_ADAM)
+PLAIN_UPDATE = Recipe(unfused_update=("torch",), update=rules()["lamb"].fused)
+"""LAMB is a function for TorchScript there, which joins the ops of one tensor."""
 
 _ROWS = (
     *(_resnet(depth) for depth in (18, 34, 50, 101, 152)),
@@ -108,8 +126,8 @@ _ROWS = (
     Network("bert-base", "bert", (128,), "adam", recipe=WRITTEN),
     Network("bert-large", "bert", (128, 512), "lamb", PRETRAINING_MICRO_BATCHES, recipe=WRITTEN),
     Network("bert-large-uncased", "bert", (512,), "adam", recipe=WRITTEN),
-    Network("bert-base-squad", "bert", (384,), "adam", recipe=WRITTEN),
-    Network("bert-large-squad", "bert", (384,), "adam", recipe=WRITTEN),
+    Network("bert-base-squad", "bert", (384,), "adam", recipe=SQUAD),
+    Network("bert-large-squad", "bert", (384,), "adam", recipe=SQUAD),
     Network(
         "electra-base",
         "electra",
@@ -175,11 +193,17 @@ NETWORKS: Mapping[str, Network] = MappingProxyType({row.name: row for row in _RO
 """Networks that are recorded as graphs, by name."""
 
 
-def as_run_by(network: Network, framework: str) -> Network:
-    """Return a network as a framework runs it: Hugging Face's models call torch's attention."""
+def as_run_by(network: Network, framework: str, source: str = "") -> Network:
+    """Return a network as a framework, and the scripts of the repository `source`, run it.
+
+    Hugging Face's models call torch's attention.
+    """
+    recipe = network.recipe
     if re.search(r"\bhf\b|hugging|transformers", framework.lower()):
-        return replace(network, recipe=replace(network.recipe, written_attention=False))
-    return network
+        recipe = replace(recipe, written_attention=False, update=())
+    if not any(name in source for name in OF_NVIDIA):
+        recipe = replace(recipe, update=())
+    return replace(network, recipe=recipe)
 
 
 def spelled_alike(name: str) -> str:

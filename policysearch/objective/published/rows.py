@@ -164,7 +164,8 @@ def setting_of(row: Row) -> Setting:
     Stacks follow from framework, notes and the network's recipe. "fp32" on a device that has
     tfloat32 is what the framework makes of it by default.
     """
-    network, device = as_run_by(_network(row), row.framework), device_of(row.hardware)
+    network = as_run_by(_network(row), row.framework, row.source)
+    device = device_of(row.hardware)
     for batch in row.batches:
         if batch < 1:
             raise InputError(f"a batch of {batch}")
@@ -220,6 +221,8 @@ def _of_recipe(stacks: Pair, network: Network) -> Pair:
         stacks = stacks.changed(fused_optimizer=True)
     if stacks.framework in network.recipe.unfused_update:
         stacks = stacks.changed(fused_optimizer=False)
+    if stacks.framework == "torch" and network.recipe.update:
+        stacks = replace(stacks, baseline=replace(stacks.baseline, fused_optimizer=False))
     return stacks
 
 

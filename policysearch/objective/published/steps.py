@@ -118,7 +118,7 @@ def step_seconds(steps: Steps, constants: Constants) -> Array:
     kernels = np.add.reduceat((each.kernel + each.shift) * load.count, starts)
     launches = np.add.reduceat(load.launch_seconds * load.count, starts) * constants.launch_factor
     host = np.repeat(steps.host, 2)
-    seconds = np.where(host, kernels + launches, np.maximum(kernels, launches))
+    seconds = np.where(host, kernels + launches, np.hypot(kernels, launches))
     return seconds.reshape(-1, 2) + constants.step_seconds
 
 
