@@ -14,7 +14,7 @@ from policysearch.importers.packed import MARK
 from policysearch.importers.program import FLOATS, Extent
 from policysearch.values import InputError
 
-FILLING = ("zeros", "ones", "full")
+FILLING = ("zeros", "empty", "ones", "full")
 
 
 def rounded_products(program: Any) -> set[str]:
@@ -46,8 +46,10 @@ def value_of(node: Any, values: Mapping[str, Any]) -> Any:
 
     arguments = torch.fx.node.map_arg(node.args, real)
     options = torch.fx.node.map_arg(node.kwargs, real)
+    # `empty` gives what lay there, which differs from run to run.
+    target = torch.ops.aten.zeros.default if op_of(node) == "aten.empty" else node.target
     with torch.no_grad():  # a region without gradients that fails would leave them off
-        return node.target(*arguments, **options)
+        return target(*arguments, **options)
 
 
 def hides_rows(mask: Any) -> bool:
