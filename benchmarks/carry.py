@@ -46,8 +46,10 @@ HELD = 0.95
 FAMILIES_WANTED, CARRIED_WANTED = 6, 3
 """So many families have a front of FEWEST_OF_FRONT, and so many of them carry."""
 
+GPT_LAYERS = "calm-layers", "calm-layers-40", "calm-layers-3"
+
 AMONG = (
-    ("GPT", ("gpt", "layers", "masters", "stack", "calm-gpt", "calm-gpt-masters", "calm-layers")),
+    ("GPT", ("gpt", "layers", "masters", "stack", "calm-gpt", "calm-gpt-masters", *GPT_LAYERS)),
     ("tanh MLP", ("tanh", "deep", "calm-tanh", "calm-deep")),
 )
 """What is among those that carry, and the families of that kind."""
@@ -303,7 +305,21 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "calm-gpt-masters": Family((*CALM_GPT, MASTERS)),
         # Written down after the GPTs above had fronts of three, before it was run.
         "calm-layers": Family(tuple(change for change in CALM_GPT if change != BLOCKS)),
-        # Written down after that one had a front of five, before any of them was run.
+        # Written down after that one had fronts of five and of three, before any of them was run.
+        "calm-layers-40": Family(
+            (
+                *(change for change in CALM_GPT if change != BLOCKS),
+                ("trials = 20", "trials = 40"),
+            )
+        ),
+        "calm-layers-3": Family(
+            (
+                *(change for change in CALM_GPT[:-3]),
+                ("trials = 20", "trials = 30"),
+                (NET, "widths = [4096, 16384, 16384, 16384]"),
+                (MLP_WIDTHS, "widths = [48, 96, 96, 96]"),
+            )
+        ),
         **{
             f"{model}-layers": Family(
                 (

@@ -58,7 +58,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
     ),
     "a random number": (
         lambda x: x * random.random(),
-        r"mul: 0\.\d+ with 2 examples, .* random",
+        r"forward draws from random or numpy, and computes with that; expected torch to draw",
     ),
     "a format of one's own": (lambda x: x.half().float(), r"a cast to torch.float16; leave it out"),
     "counted rows": (

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.torch
 OPS = sorted({name.removesuffix("_") for name in RULES})
 
 WITHOUT: Mapping[str, str] = {
-    "empty": "nothing reads it; tests/test_imported_selections.py writes rows of it",
     **dict.fromkeys(FAMILIES["draws"], "verify draws nothing in torch: tests/routed_nets_of_torch"),
     **dict.fromkeys(
         ("all", "any", "count_nonzero"), "masks of a net in tests/test_trainings_of_shapes.py"

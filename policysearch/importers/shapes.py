@@ -438,7 +438,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         **dict.fromkeys(("channel_shuffle", "native_channel_shuffle"), channel_shuffle),
         "to": cast,
         "ones": filled(1.0),
-        **dict.fromkeys(("zeros", "empty"), filled(0.0)),
+        "zeros": filled(0.0),
         "full": filled(None),
         "_to_copy": lambda t, x, dtype=None, **options: cast(t, x, dtype, **options),
     }

@@ -49,6 +49,7 @@ def bounds(found: Intervals, trial: Trial) -> dict[str, Any]:
 
 def words(found: Intervals, trial: Trial, unit: str, metric: str) -> list[str]:
     """Return a line for each thing that is measured: its mean and interval, in its unit."""
+    why = "one seed" if len(trial.scores) == 1 else "a run diverged"
     named = {"validation_loss": f" {unit}", "validation_accuracy": "", "metric": ""}
     lines = []
     for name, counted_in in named.items():
@@ -57,7 +58,7 @@ def words(found: Intervals, trial: Trial, unit: str, metric: str) -> list[str]:
             continue
         what = metric if name == "metric" else name.replace("_", " ")
         over = f"{interval.low:.4g} to {interval.high:.4g} at 95 % over seeds" if interval else ""
-        lines.append(f"{what}: {mean:.4g}{counted_in}, {over or 'one seed, so no interval'}")
+        lines.append(f"{what}: {mean:.4g}{counted_in}, {over or f'{why}, so no interval'}")
     return lines
 
 
