@@ -341,8 +341,10 @@ def _smaller(others: Sequence[Row], memory: float, speed: float = 1.0) -> str:
     ratio = least[0].cost.memory_ratio / memory if least else 1.0
     if least is None or ratio > 1.0 / (1.0 + MODEL_RESOLUTION["memory_ratio"]):
         return ""
-    slower = least[1].value / speed
-    return f"; {_name(least[0])} needs {ratio:.2f} of the memory, at {slower:.2f} of the speed"
+    pace, told = least[1].value / speed, 1.0 + MODEL_RESOLUTION["speedup"]
+    alike = 1.0 / told < pace < told
+    words = f"about the same speed ({pace:.2f})" if alike else f"{pace:.2f} of the speed"
+    return f"; {_name(least[0])} needs {ratio:.2f} of the memory, at {words}"
 
 
 def _take(results: Evidence, best: Row, ahead: Row | None, over: str, note: str) -> Verdict:
