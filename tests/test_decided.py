@@ -290,6 +290,12 @@ def test_a_name_says_what_most_groups_have_and_where_it_differs(said: str, name:
     assert by_group(list(said), [Group(f"g{i}") for i in range(len(said))]) == name
 
 
+def test_what_a_net_computes_outside_its_layers_has_a_name_too() -> None:
+    groups = [Group(name) for name in ("embed", "", "head")]
+    assert by_group(["fp32", "fp32", "bf16"], groups) == "fp32 (bf16 in head)"
+    assert by_group(["bf16", "fp32", "bf16"], groups) == "bf16 (fp32 in the module itself)"
+
+
 def test_the_policies_of_a_space_are_named_by_what_differs(tmp_path: Path) -> None:
     wide = ("widths = [8]", f"widths = {[8] * 11}")
     space = space_of(load_spec(write_study(tmp_path, wide)))

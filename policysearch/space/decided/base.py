@@ -165,7 +165,7 @@ def _places(what: str, said: Sequence[str], groups: Sequence[Group]) -> str:
     """Return the groups of which this is said; beyond MOST_PLACES how many more there are."""
     places: list[tuple[str, int]] = []
     for same, run in groupby(zip(said, groups, strict=True), lambda pair: pair[0] == what):
-        names = [group.name for _, group in run] if same else []
+        names = [group.name or "the module itself" for _, group in run] if same else []
         long = len(names) > 2
         places += [(f"{names[0]} to {names[-1]}", len(names))] if long else [(n, 1) for n in names]
     more = sum(count for _, count in places[MOST_PLACES:])
