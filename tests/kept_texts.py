@@ -121,6 +121,7 @@ def steady(text: str) -> str:
     text = re.sub(r"(about|up to) [\d.]+ (seconds|minutes)", r"\1 (time)", text)
     text = re.sub(r"of [\d.]+ GiB", "of (memory)", text)
     text = re.sub(r"machine \S+, numpy [^<\n]*", "(versions)", text)
+    text = re.sub(r'\{[^{}]*"numpy": "[^{}]*\}', '"(versions)"', text)
     return re.sub(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:[\d.]+(\+00:00)?", "(time)", text)
 
 

@@ -202,7 +202,7 @@ STOPS: dict[str, dict[str, Any]] = {
         "goal_gap": 0.01,
         "goal_speedup": 0.9,
     },
-    "nothing found after 0; the chance that something is left is below 0.062": {"least_gain": 0.05},
+    "settled: by price alone nothing else can be better": {"least_gain": 0.05},
     "the space has no other policy": {"trials": 500},
 }
 

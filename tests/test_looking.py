@@ -78,7 +78,8 @@ def test_what_looks_propose_is_trained_after_the_ladder(
     assert set(trained[: len(ladder)]) == set(ladder)
     front = front_of(spec, told)
     promised = list(takewhile(lambda digest: digest in digests, trained[len(ladder) :]))
-    assert len(front) > 2 and set(promised[: len(front)]) == front  # all of it, before all else
+    # All of it before all else, but for the eighth ask, which may be for what is slower.
+    assert len(front) > 2 and front < set(promised[: len(front) + 1])
     assert results.fidelity is not None and results.fidelity.carry
     assert results.fidelity.correlation == pytest.approx(1.0)
     assert results.fidelity.pairs == len([d for d in trained if d in digests]) >= 5
