@@ -79,6 +79,27 @@ def data():
     x = torch.randint(0, 12, (60, 7), generator=torch.Generator().manual_seed(0))
     return x[:, :-1], x[:, 1:]
 """
+
+DENOISER = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Denoiser(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.step = nn.Embedding(10, 8)
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+
+    def forward(self, noisy, step, noise, scale=1.0):
+        return scale * F.mse_loss(self.net(noisy + self.step(step)), noise)
+
+def data():
+    draw = torch.Generator().manual_seed(0)
+    x, noise = torch.randn(60, 8, generator=draw), torch.randn(60, 8, generator=draw)
+    return {"noisy": x + noise, "step": torch.randint(0, 10, (60,), generator=draw), "noise": noise}
+"""
 BESIDE = """
 import torch
 from torch.nn import functional as F
@@ -183,6 +204,27 @@ def test_a_net_that_takes_its_targets_is_trained_on_the_loss_that_it_returns(fol
     x, y = (torch.from_numpy(array[first]) for array in (data.train[0][0], data.train[1]))
     net: Any = user_code.function_of("model", "net.py", "GPT")()
     assert begun.losses[0] == pytest.approx(net(x, y)[1].item(), rel=1e-6)
+
+
+def test_what_a_net_needs_besides_its_inputs_is_what_it_learns(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(DENOISER)
+    assert main(["init", "net.py:Denoiser"]) == 0
+    task = load_spec(folder / "net.toml").task
+    data = task.load_dataset()
+    model = task.build_model(data)
+    assert (model.loss, model.labels) == ("own", "noise")
+    begun = train(task, preset("float32", model.layer_names), 0, dataset=data, model=model, until=1)
+    first = batch_order(task, data, 0)[0]
+    arrays = (*(array[first] for array in data.train[0]), data.train[1][first])
+    net: Any = user_code.function_of("model", "net.py", "Denoiser")()
+    expected = net(*map(torch.from_numpy, arrays)).item()
+    assert begun.losses[0] == pytest.approx(expected, rel=1e-6)
+    write(DENOISER.replace("scale=1.0", "scale"), "two.py")
+    capsys.readouterr()
+    assert main(["init", "two.py:Denoiser"]) == 2
+    assert "missing a required argument: 'noise'" in capsys.readouterr().err
 
 
 def test_a_study_for_mindspore_is_searched_and_exported_for_it(

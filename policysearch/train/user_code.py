@@ -45,6 +45,8 @@ LABELS = ("targets", "labels", "target", "label", "y")
 MOST_EXAMPLES = 100_000
 """So many examples of a torch data set are held in memory."""
 
+ORDINARY = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
 MODEL = "a torch.nn.Module, or a Model as policysearch.from_torch gives it"
 DATA = "a policysearch.Dataset, a torch data set, or arrays or tensors (inputs..., labels)"
 
@@ -237,6 +239,11 @@ def _imported_model(
     """Return the model of torch modules like `given`, `fed` with examples and their labels."""
     importer = importlib.import_module("policysearch.importers.torch_export")
     *examples, labels = (sys.modules["torch"].from_numpy(array.copy()) for array in fed)
+    if not loss and (argument := _required_argument(given, len(examples))):
+        taken: Model = importer.from_torch(
+            make, (*examples, labels), loss=OWN_LOSS, labels=argument
+        )
+        return taken
     values = fed[-1].dtype == np.float32
     usual = "mean_squared_error" if values else ROWS
     imported: Any = importer.from_torch(make, tuple(examples), loss=loss or usual)
@@ -257,6 +264,16 @@ def _outputs(model: Model) -> Shape:
     fed = model.emit_inputs(b, 2) | emit_arrays(b, model.parameters())
     traced = model.trace(b, fed | model.emit_statistics(b), training=False)
     return b.shape(traced.output)[1:]  # the batch is along axis 0
+
+
+def _required_argument(module: Any, place: int) -> str:
+    """Return the argument of `forward` at a place, where it is the only one needed from there on.
+
+    Without the labels such a net cannot run. "" for any other argument, and where there is none.
+    """
+    arguments = list(inspect.signature(module.forward).parameters.values())[place:]
+    needed = [x.name for x in arguments if x.default is x.empty and x.kind == ORDINARY]
+    return needed[0] if arguments and needed == [arguments[0].name] else ""
 
 
 def _label_argument(module: Any, place: int) -> str:
