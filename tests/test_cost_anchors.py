@@ -149,7 +149,7 @@ def test_a_row_is_held_out_with_its_device_but_ones_own_measurement_counts(
 @pytest.mark.parametrize(
     ("shipped", "bare", "mean", "related", "with_anchors", "held"),
     [
-        (SHIPPED[0], 0.1062, 0.1012, 160, 0.1017, 0.869),
+        (SHIPPED[0], 0.1062, 0.1012, 160, 0.1018, 0.869),
         (SHIPPED[1], 0.1348, 0.1171, 28, 0.0907, 0.893),
     ],
     ids=["families", "devices"],
