@@ -72,6 +72,12 @@ def mask_kept(part: Part, x: Any) -> Any:
     return part.layer(x) @ part.hidden
 
 
+def factors_kept(part: Part, x: Any) -> Any:
+    if part.hidden is None:
+        part.hidden = part.mean * torch.arange(1.0, 5.0)
+    return part.layer(x) * part.hidden
+
+
 def loss_kept(part: Part, x: Any) -> Any:
     y = part.layer(x)
     part.auxiliary = y.square().mean()
@@ -149,6 +155,7 @@ FINE: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
         "mean assigned late": mean_assigned_late,
         "result kept": result_kept,
         "mask kept": mask_kept,
+        "factors kept": factors_kept,
         "loss kept": loss_kept,
         "nothing dropped": drawn_by_python(0.0),
     }

@@ -58,13 +58,12 @@ class Left:
 @contextlib.contextmanager
 def left_known(module: Any) -> Iterator[Left]:
     """While it is entered, what a pass that is exported leaves is noted."""
-    left, before = Left(), set(_numbers(module).items())
+    left, before, asked = Left(), set(_numbers(module).items()), Asked(module)
     held = {id(x) for _, value in _held(module) for x in tensors_in([value])}
 
     def compare(part: Any, *_: Any) -> None:
         left.values.update({k: v for k, v in _numbers(part).items() if (k, v) not in before})
         left.hooks.update({path: hooks_of(inner) for path, inner in part.named_modules()})
-        asked = Asked(part)
         for key, value in _held(part):
             if any(id(x) not in held and asked.is_computed(x) for x in tensors_in([value])):
                 left.values[key] = value
