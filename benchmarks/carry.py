@@ -46,10 +46,11 @@ HELD = 0.95
 FAMILIES_WANTED, CARRIED_WANTED = 6, 3
 """So many families have a front of FEWEST_OF_FRONT, and so many of them carry."""
 
-GPT_LAYERS = "calm-layers", "calm-layers-40", "calm-layers-3"
+OF_LAYERS = "layers", "calm-layers", "calm-layers-40", "calm-layers-3"
+"""GPTs that are decided layer by layer."""
 
 AMONG = (
-    ("GPT", ("gpt", "layers", "masters", "stack", "calm-gpt", "calm-gpt-masters", *GPT_LAYERS)),
+    ("GPT", ("gpt", "masters", "stack", "calm-gpt", "calm-gpt-masters", *OF_LAYERS)),
     ("tanh MLP", ("tanh", "deep", "calm-tanh", "calm-deep")),
 )
 """What is among those that carry, and the families of that kind."""
@@ -198,6 +199,8 @@ CALM_GPT = (
 )
 """The whole recipe of studies/gpt-sums.toml, priced where eight and four bits pay."""
 
+CALM_LAYERS = tuple(change for change in CALM_GPT if change != BLOCKS)
+
 MASTERS = "master_weights = [true, false]", "master_weights = [true]"
 
 PRICED_TWO, PRICED_TWELVE = "widths = [1024, 4096, 4096]", f"widths = [1024{', 4096' * 12}]"
@@ -304,22 +307,18 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "calm-gpt": Family(CALM_GPT),
         "calm-gpt-masters": Family((*CALM_GPT, MASTERS)),
         # Written down after the GPTs above had fronts of three, before it was run.
-        "calm-layers": Family(tuple(change for change in CALM_GPT if change != BLOCKS)),
-        # Written down after that one had fronts of five and of three, before any of them was run.
-        "calm-layers-40": Family(
-            (
-                *(change for change in CALM_GPT if change != BLOCKS),
-                ("trials = 20", "trials = 40"),
-            )
-        ),
+        "calm-layers": Family(CALM_LAYERS),
+        # Written down after that one had a front of three, before either of them was run.
+        "calm-layers-40": Family((*CALM_LAYERS, ("trials = 20", "trials = 40"))),
         "calm-layers-3": Family(
             (
-                *(change for change in CALM_GPT[:-3]),
+                *CALM_GPT[:-3],
                 ("trials = 20", "trials = 30"),
                 (NET, "widths = [4096, 16384, 16384, 16384]"),
                 (MLP_WIDTHS, "widths = [48, 96, 96, 96]"),
             )
         ),
+        # Written down after calm-layers had a front of five, before either of them was run.
         **{
             f"{model}-layers": Family(
                 (

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ class Part(torch.nn.Module):
         super().__init__()
         self.change, self.layer = change, torch.nn.Linear(4, 4)
         self.cell = torch.nn.GRU(4, 4, batch_first=True)
+        self.norm = torch.nn.BatchNorm1d(4)
         self.register_buffer("mean", torch.full((4,), 0.25))
         self.register_buffer("later", None)
         self.last, self.log = torch.zeros(4), list[Any]()
@@ -58,6 +60,10 @@ def mean_assigned_late(part: Part, x: Any) -> Any:
     result = part.layer(x - part.mean)
     part.mean = 0.5 * part.mean + 0.5 * x.detach().mean(0)
     return result
+
+
+def normed(part: Part, x: Any) -> Any:
+    return part.layer(part.norm(x))
 
 
 def result_kept(part: Part, x: Any) -> Any:
@@ -207,3 +213,12 @@ def test_what_the_next_pass_reads_is_refused_in_a_line(name: str) -> None:
     assert words in str(error.value) and "\n" not in str(error.value)
     assert module.part.hidden is None and torch.equal(module.part.layer.weight, weights)
     assert torch.equal(module.part.mean, torch.full((4,), 0.25)) and module.part.later is None
+
+
+@pytest.mark.parametrize(("change", "exports"), [(normed, 3), (result_kept, 4)])
+def test_a_buffer_that_moves_costs_no_further_export(change: Any, exports: int) -> None:
+    """What is kept besides is looked at by a fourth; a quarter of an import is an export."""
+    with mock.patch.object(torch.export, "export", wraps=torch.export.export) as export:
+        model: Any = imported_steps.imported(Net(change), (X,))
+    assert export.call_count == exports
+    assert ("part.norm.running_mean" in {spec.name for spec in model.kept}) is (exports == 3)

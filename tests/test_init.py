@@ -191,19 +191,25 @@ def test_pictures_with_a_class_for_each_place_have_classes_along_axis_1(folder: 
     assert task.build_model(task.load_dataset()).loss == "token_cross_entropy"
 
 
+def first_step(study: Path, net: str, labels: str) -> tuple[float, Any]:
+    """Return the first loss of a study of `net` in net.py, and what that gives for the batch."""
+    task = load_spec(study).task
+    data = task.load_dataset()
+    model = task.build_model(data)
+    assert (model.loss, model.labels) == ("own", labels)
+    float32 = preset("float32", model.layer_names)
+    losses = train(task, float32, 0, dataset=data, model=model, until=1).losses
+    first = batch_order(task, data, 0)[0]
+    batch = (torch.from_numpy(array[first]) for array in (*data.train[0], data.train[1]))
+    module: Any = user_code.function_of("model", "net.py", net)()
+    return losses[0], module(*batch)
+
+
 def test_a_net_that_takes_its_targets_is_trained_on_the_loss_that_it_returns(folder: Path) -> None:
     write(NANO)
     assert main(["init", "net.py:GPT"]) == 0
-    task = load_spec(folder / "net.toml").task
-    data = task.load_dataset()
-    model = task.build_model(data)
-    assert (model.loss, model.labels) == ("own", "targets")
-    float32 = preset("float32", model.layer_names)
-    begun = train(task, float32, 0, dataset=data, model=model, until=1)
-    first = batch_order(task, data, 0)[0]
-    x, y = (torch.from_numpy(array[first]) for array in (data.train[0][0], data.train[1]))
-    net: Any = user_code.function_of("model", "net.py", "GPT")()
-    assert begun.losses[0] == pytest.approx(net(x, y)[1].item(), rel=1e-6)
+    loss, result = first_step(folder / "net.toml", "GPT", "targets")
+    assert loss == pytest.approx(result[1].item(), rel=1e-6)
 
 
 def test_what_a_net_needs_besides_its_inputs_is_what_it_learns(
@@ -211,16 +217,8 @@ def test_what_a_net_needs_besides_its_inputs_is_what_it_learns(
 ) -> None:
     write(DENOISER)
     assert main(["init", "net.py:Denoiser"]) == 0
-    task = load_spec(folder / "net.toml").task
-    data = task.load_dataset()
-    model = task.build_model(data)
-    assert (model.loss, model.labels) == ("own", "noise")
-    begun = train(task, preset("float32", model.layer_names), 0, dataset=data, model=model, until=1)
-    first = batch_order(task, data, 0)[0]
-    arrays = (*(array[first] for array in data.train[0]), data.train[1][first])
-    net: Any = user_code.function_of("model", "net.py", "Denoiser")()
-    expected = net(*map(torch.from_numpy, arrays)).item()
-    assert begun.losses[0] == pytest.approx(expected, rel=1e-6)
+    loss, result = first_step(folder / "net.toml", "Denoiser", "noise")
+    assert loss == pytest.approx(result.item(), rel=1e-6)
     write(DENOISER.replace("scale=1.0", "scale"), "two.py")
     capsys.readouterr()
     assert main(["init", "two.py:Denoiser"]) == 2

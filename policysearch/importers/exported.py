@@ -132,12 +132,12 @@ def _program(module: Any, inputs: tuple[Any, ...], lines: bool) -> Any:
         followed_known(),
         read_alone(lines),
         assignments_written(module),
-        values_known(module) as asked,
+        values_known(module) as values,
     ):
         program = torch.export.export(module, inputs, strict=False)
     _unify_copies(program.graph)
     open_regions(program.graph_module)
-    asked.check(program)
+    values.check(program)
     take_apart(program, rule_of)
     return program
 
@@ -199,8 +199,8 @@ def _first_export(module: Any, inputs: tuple[Any, ...], training: bool) -> Any:
         or _call_texts(exported(left.copy_of(module), inputs, training)) != _call_texts(first)
     ):
         raise InputError(
-            f"module {type(module).__name__}: forward changes {left.names} and computes with it; "
-            "expected the same at every step, or a registered buffer of floats"
+            f"module {type(module).__name__}: forward changes {', '.join(left.names)} and computes "
+            "with it; expected the same at every step, or a registered buffer of floats"
         )
     return first
 

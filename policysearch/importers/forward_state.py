@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from policysearch.importers.known_values import Asked
+from policysearch.importers.known_values import KnownValues
 from policysearch.importers.stand_ins import hooks_of, module_copy, tensors_in
 from policysearch.values import InputError
 
@@ -32,17 +32,15 @@ class Left:
     hooks: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
-    def names(self) -> str:
+    def names(self) -> list[str]:
         """What the values are called."""
-        return ", ".join(".".join(filter(None, key)) for key in self.values)
+        return [".".join(filter(None, key)) for key in self.values]
 
     def is_read_in(self, program: Any) -> bool:
         """Return whether the pass reads a tensor that it replaces: torch takes it for constant."""
         constants = program.graph_signature.inputs_to_lifted_tensor_constants
-        read = {
-            constants.get(x.name) for x in program.graph.find_nodes(op="placeholder") if x.users
-        }
-        return any(".".join(filter(None, key)) in read for key in self.values)
+        inputs = program.graph.find_nodes(op="placeholder")
+        return any(constants.get(node.name) in self.names for node in inputs if node.users)
 
     def copy_of(self, module: Any) -> Any:
         """Return a copy of the module as it is after the pass, results of zeros in it."""
@@ -58,14 +56,16 @@ class Left:
 @contextlib.contextmanager
 def left_known(module: Any) -> Iterator[Left]:
     """While it is entered, what a pass that is exported leaves is noted."""
-    left, before, asked = Left(), set(_numbers(module).items()), Asked(module)
-    held = {id(x) for _, value in _held(module) for x in tensors_in([value])}
+    left, before, values = Left(), set(_numbers(module).items()), KnownValues(module)
+    held = {id(x) for _, value in _holders(module) for x in tensors_in([value])}
+    moving = dict(_buffers(module))  # a step moves them; one that is there later alone is state
 
     def compare(part: Any, *_: Any) -> None:
         left.values.update({k: v for k, v in _numbers(part).items() if (k, v) not in before})
         left.hooks.update({path: hooks_of(inner) for path, inner in part.named_modules()})
-        for key, value in _held(part):
-            if any(id(x) not in held and asked.is_computed(x) for x in tensors_in([value])):
+        begun = ((key, x) for key, x in _buffers(part) if key not in moving)
+        for key, value in (*_holders(part), *begun):
+            if any(id(x) not in held and values.is_computed(x) for x in tensors_in([value])):
                 left.values[key] = value
 
     handle = module.register_forward_hook(compare)
@@ -94,8 +94,8 @@ def assignments_written(module: Any) -> Iterator[None]:
             if before is None or now is None or now is before:
                 continue
             if now.shape != before.shape:
-                given = f"{list(now.shape)} for {list(before.shape)}"
-                raise InputError(f"buffer {name}: forward gives it {given}; expected one shape")
+                shapes = f"{list(now.shape)} for {list(before.shape)}"
+                raise InputError(f"buffer {name}: forward gives it {shapes}; expected one shape")
             with torch.no_grad():
                 before.copy_(now)
             inner._buffers[name] = before
@@ -140,9 +140,12 @@ def _numbers(module: Any) -> dict[Key, Any]:
     return dict(_attributes(module, lambda x: isinstance(x, bool | int | float | str)))
 
 
-def _held(module: Any) -> Iterable[tuple[Key, Any]]:
-    """Yield what a module and its parts hold that may have tensors in it, but for parameters."""
-    yield from _attributes(module, lambda x: isinstance(x, torch.Tensor | list | tuple | dict))
+def _holders(module: Any) -> Iterator[tuple[Key, Any]]:
+    """Return the attributes of a module and its parts that may have tensors in them."""
+    return _attributes(module, lambda x: isinstance(x, torch.Tensor | list | tuple | dict))
+
+
+def _buffers(module: Any) -> Iterator[tuple[Key, Any]]:
     for path, part in module.named_modules(remove_duplicate=False):
         yield from (((path, name), x) for name, x in part._buffers.items() if x is not None)
 

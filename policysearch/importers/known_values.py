@@ -39,12 +39,11 @@ BELOW: Mapping[str, bool] = MappingProxyType(
 """Whether an op asks if a value is below a number, or above it."""
 
 
-class _Unknown(Exception):
-    """A value that depends on inputs or parameters, is drawn, or has been written over."""
+class KnownValues:
+    """Values of a forward pass, while its module is exported; `buffers` are those that were read.
 
-
-class Asked:
-    """The values that forward asks of, while a module is exported; `buffers` are those read."""
+    Not known is what depends on inputs or parameters, is drawn, or has been written over.
+    """
 
     def __init__(self, module: Any) -> None:
         self._module, self._real = module, dict(module.named_buffers())
@@ -52,50 +51,35 @@ class Asked:
 
     def value(self, x: Any) -> Any:
         """Return the tensor with its numbers, None where they are not known."""
-        tracer = _tracer()
-        try:
-            return self._of_node(_node_of(x, tracer), tracer)
-        except _Unknown:
-            return None
+        node = _node_of(x)
+        return None if node is None else self._of_node(node)
 
     def is_computed(self, x: Any) -> bool:
         """Return whether a tensor is what forward computed of more than what is known."""
-        try:
-            computed = _node_of(x, _tracer()).op == "call_function"
-        except _Unknown:
-            return False
-        return computed and self.value(x) is None
+        node = _node_of(x)
+        return node is not None and node.op == "call_function" and self._of_node(node) is None
 
-    def _of_node(self, last: Any, tracer: Any) -> Any:
+    def _of_node(self, last: Any) -> Any:
         needed = _ancestors(last)
         if not _written_bases(last.graph).isdisjoint(map(_base, needed)):
-            raise _Unknown
+            return None
         if op_of(last) in BELOW and op_of(last.args[0]) in SHARES:
             return _of_share(last)
-        buffers = self._nodes_of_buffers(tracer)
-        read = {buffers[node] for node in needed if node in buffers}
+        nodes = ((_node_of(buffer), name) for name, buffer in self._module.named_buffers())
+        # One that forward has assigned has another node than the one it began with.
+        buffers = {node: name for node, name in nodes if node and node.op == "placeholder"}
+        if not all(node in buffers or _is_repeatable(node) for node in needed):
+            return None
+        self.buffers |= {buffers[node] for node in needed if node in buffers}
+        values: dict[Any, Any] = {}
         with _outside(), torch.no_grad():
-            values: dict[Any, Any] = {}
             for node in needed:
                 if node in buffers:
                     values[node] = self._real[buffers[node]]
-                elif node.op == "call_function" and DRAWN not in getattr(node.target, "tags", ()):
+                else:
                     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
                     values[node] = node.target(*args, **kwargs)
-                else:
-                    raise _Unknown
-        self.buffers |= read
         return values[last]
-
-    def _nodes_of_buffers(self, tracer: Any) -> dict[Any, str]:
-        """Return the names of the buffers that are as they were at first, by their nodes."""
-        nodes: dict[Any, str] = {}
-        for name, buffer in self._module.named_buffers():
-            with contextlib.suppress(_Unknown):
-                node = _node_of(buffer, tracer)
-                if node.op == "placeholder":
-                    nodes[node] = name
-        return nodes
 
     def check(self, program: Any) -> None:
         """Raise InputError where forward changes what it read here."""
@@ -129,29 +113,19 @@ def _of_share(node: Any) -> Any:
         return torch.tensor(BELOW[op_of(node)] == (bound >= 1.0))
 
 
-def _is_read(x: Any) -> bool:
-    """Return whether a tensor is part of a forward pass that is exported at this moment."""
-    try:
-        _node_of(x, _tracer())
-    except _Unknown:
-        return False
-    return True
+def _node_of(x: Any) -> Any:
+    """Return the node of a tensor in the forward pass that is exported now, None where it has none.
 
-
-def _tracer() -> Any:
-    """Return what records the calls of forward, None where none is exported."""
+    Of a buffer that was written into it is that of the last writing.
+    """
     mode = torch._ops._get_dispatch_mode_pre_dispatch(torch._C._TorchDispatchModeKey.PROXY)
-    return None if mode is None else mode.tracer
-
-
-def _node_of(x: Any, tracer: Any) -> Any:
-    if tracer is None:
-        raise _Unknown
     inner = torch._from_functional_tensor(x.elem) if hasattr(x, "elem") else x
-    slot = get_proxy_slot(inner, tracer, None)
-    if slot is None:
-        raise _Unknown
-    return slot.proxy.node
+    slot = None if mode is None else get_proxy_slot(inner, mode.tracer, None)
+    return None if slot is None else slot.proxy.node
+
+
+def _is_repeatable(node: Any) -> bool:
+    return node.op == "call_function" and DRAWN not in getattr(node.target, "tags", ())
 
 
 def _written_bases(graph: Any) -> set[Any]:
@@ -187,7 +161,7 @@ class _Data:
         return self if x is None else x.detach()
 
     def __set__(self, x: Any, value: Any) -> None:
-        if _is_read(x):  # torch.export forgets that it was set
+        if _node_of(x) is not None:  # torch.export forgets that it was set
             raise InputError(
                 "forward sets the data of a tensor; expected what it computes with to be written "
                 "where it stands, or run forward once before, if only the first does that"
@@ -196,21 +170,21 @@ class _Data:
 
 
 @contextlib.contextmanager
-def values_known(module: Any) -> Iterator[Asked]:
+def values_known(module: Any) -> Iterator[KnownValues]:
     """While it is entered, what of a tensor's numbers is known is given where forward asks.
 
     What torch itself asks of other values is not so, and Tensor.data is a view without gradients.
     """
-    asked = Asked(module)
+    values = KnownValues(module)
 
     def asking(name: str) -> Callable[..., Any]:
         real = getattr(torch.Tensor, name)
 
         def ask(x: Any, *arguments: Any) -> Any:
-            known = asked.value(x)
-            if known is not None:
+            numbers = values.value(x)
+            if numbers is not None:
                 with _outside():
-                    return real(known, *arguments)
+                    return real(numbers, *arguments)
             try:
                 return real(x, *arguments)
             except GuardOnDataDependentSymNode:
@@ -224,4 +198,4 @@ def values_known(module: Any) -> Iterator[Asked]:
         for name in ASKS:
             stack.enter_context(mock.patch.object(torch.Tensor, name, asking(name)))
         stack.enter_context(mock.patch.object(torch.Tensor, "data", _Data(), create=True))
-        yield asked
+        yield values

@@ -124,8 +124,10 @@ class Reader:
         """
         lifted = self._two.graph_signature.inputs_to_lifted_tensor_constants
         for name in lifted.keys() & self._aliases.moved.keys():
-            given = f"tensor {lifted[name]}: {self._aliases.moved_by[name]} in forward moves it"
-            raise InputError(f"{given}; expected a registered buffer")
+            op = self._aliases.moved_by[name]
+            raise InputError(
+                f"tensor {lifted[name]}: {op} in forward moves it; expected a registered buffer"
+            )
         buffers = dict(self.module.named_buffers())
         moved = {self._known[name]: name for name in self._aliases.moved if name in self._known}
         for full, name in moved.items():

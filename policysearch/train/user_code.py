@@ -239,21 +239,19 @@ def _imported_model(
     """Return the model of torch modules like `given`, `fed` with examples and their labels."""
     importer = importlib.import_module("policysearch.importers.torch_export")
     *examples, labels = (sys.modules["torch"].from_numpy(array.copy()) for array in fed)
-    if not loss and (argument := _required_argument(given, len(examples))):
-        taken: Model = importer.from_torch(
-            make, (*examples, labels), loss=OWN_LOSS, labels=argument
-        )
-        return taken
-    values = fed[-1].dtype == np.float32
-    usual = "mean_squared_error" if values else ROWS
-    imported: Any = importer.from_torch(make, tuple(examples), loss=loss or usual)
-    places = fed[-1].shape[1:]
-    if not (loss or values) and (outputs := _outputs(imported))[:-1] != places:
-        if outputs[1:] == places:
-            imported = replace(imported, loss=PLANES)
-        elif argument := _label_argument(given, len(examples)):
-            every = (*examples, labels)
-            imported = importer.from_torch(make, every, loss=OWN_LOSS, labels=argument)
+    argument = "" if loss else _required_argument(given, len(examples))
+    if not argument:
+        values, places = fed[-1].dtype == np.float32, fed[-1].shape[1:]
+        usual = "mean_squared_error" if values else ROWS
+        imported: Any = importer.from_torch(make, tuple(examples), loss=loss or usual)
+        if not (loss or values) and (outputs := _outputs(imported))[:-1] != places:
+            if outputs[1:] == places:
+                imported = replace(imported, loss=PLANES)
+            else:
+                argument = _label_argument(given, len(examples))
+    if argument:
+        every = (*examples, labels)
+        imported = importer.from_torch(make, every, loss=OWN_LOSS, labels=argument)
     own: Model = imported
     return own
 

@@ -95,7 +95,7 @@ def recorded_works(run: Run) -> tuple[Work, ...]:
     """
     counts: dict[Work, float] = {}
     own = () if run.stack.fused_optimizer else update_ops(run.step)
-    asked = [
+    shares = [
         (part.work, run.update_share if part.kernel.lead.role == "update" else 1.0)
         for part in parts_of(run.graph, run.device, run.stack)
         if part.op not in own
@@ -103,8 +103,8 @@ def recorded_works(run: Run) -> tuple[Work, ...]:
     if own:
         together = run.stack.library >= FUSED_ATTENTION_LIBRARY
         apart = update_apart(run.network, run.step, together)
-        asked += [(work, run.update_share) for work in apart]
-    for work, share in asked:
+        shares += [(work, run.update_share) for work in apart]
+    for work, share in shares:
         if share:
             counts[work] = counts.get(work, 0.0) + share
     works = [replace(work, count=count) for work, count in counts.items()]
