@@ -30,6 +30,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
 from torch.utils._traceback import CapturedTraceback
 
+from policysearch.importers.own_functions import applied, derives, written_out
 from policysearch.values import InputError
 
 ELSEWHERE = tuple(f"{os.path.dirname(file)}{os.sep}" for file in (torch.__file__, __file__))
@@ -111,17 +112,15 @@ def own_gradients_refused() -> Iterator[None]:
         yield
 
 
-_apply: Any = torch.autograd.Function.__dict__["apply"]
-"""A descriptor: a classmethod, since torch 2.14 one of C."""
-
-
 def _checked_apply(function: Any, *arguments: Any, **options: Any) -> Any:
-    """Apply a function of torch's own, which has the gradient of what it computes."""
-    if not function.__module__.startswith("torch."):
+    """Apply a function that has the gradient of what it computes, as those of torch's own have."""
+    if function.__module__.startswith("torch."):
+        return applied(function, *arguments, **options)
+    if options or not derives(function, arguments):
         raise InputError(
             f"autograd.Function {function.__name__}: a gradient of its own; {GRADIENT_REMEDY}"
         )
-    return _apply.__get__(None, function)(*arguments, **options)
+    return written_out(function, arguments)
 
 
 def _refusal(what: str, remedy: str) -> Callable[..., Any]:
