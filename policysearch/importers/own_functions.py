@@ -7,6 +7,7 @@ gradient would be.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 from unittest import mock
 
@@ -55,6 +56,14 @@ def written_out(function: Any, arguments: tuple[Any, ...]) -> Any:
     if function.setup_context is torch.autograd.Function.setup_context:
         return function.forward(_Context(arguments), *arguments)
     return function.forward(*arguments)
+
+
+def kind(function: Any, arguments: tuple[Any, ...]) -> Hashable:
+    """Return what two calls of a function have alike that need one answer of `derives` alone.
+
+    Sizes are no part of it: what is right for one is right for others, and large ones take seconds.
+    """
+    return function, tuple(x.ndim if isinstance(x, torch.Tensor) else repr(x) for x in arguments)
 
 
 def derives(function: Any, arguments: tuple[Any, ...]) -> bool:

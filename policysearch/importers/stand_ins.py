@@ -11,7 +11,7 @@ import copy
 import functools
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import islice
 from traceback import FrameSummary, StackSummary
 from types import MappingProxyType
@@ -30,7 +30,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
 from torch.utils._traceback import CapturedTraceback
 
-from policysearch.importers.own_functions import applied, derives, written_out
+from policysearch.importers.own_functions import applied, derives, kind, written_out
 from policysearch.values import InputError
 
 ELSEWHERE = tuple(f"{os.path.dirname(file)}{os.sep}" for file in (torch.__file__, __file__))
@@ -102,7 +102,9 @@ def own_gradients_refused() -> Iterator[None]:
     hook = _refusal("Tensor.register_hook in forward", GRADIENT_REMEDY)
     mapped = _refusal("torch.func.vmap", "write it over a further axis: torch.einsum, torch.bmm")
     with (
-        mock.patch.object(torch.autograd.Function, "apply", classmethod(_checked_apply)),
+        mock.patch.object(
+            torch.autograd.Function, "apply", classmethod(functools.partial(_checked_apply, {}))
+        ),
         mock.patch.object(torch.Tensor, "register_hook", hook),
         mock.patch.object(torch.autograd, "_engine_run_backward", derivative),
         mock.patch.object(eager_transforms, "grad_increment_nesting", derivative),
@@ -112,11 +114,19 @@ def own_gradients_refused() -> Iterator[None]:
         yield
 
 
-def _checked_apply(function: Any, *arguments: Any, **options: Any) -> Any:
-    """Apply a function that has the gradient of what it computes, as those of torch's own have."""
+def _checked_apply(
+    known: dict[Hashable, bool], function: Any, *arguments: Any, **options: Any
+) -> Any:
+    """Apply a function that has the gradient of what it computes, as those of torch's own have.
+
+    `known` says of which kinds of calls that was asked, and keeps the answers.
+    """
     if function.__module__.startswith("torch."):
         return applied(function, *arguments, **options)
-    if options or not derives(function, arguments):
+    call = kind(function, arguments)
+    if call not in known:
+        known[call] = derives(function, arguments)
+    if options or not known[call]:
         raise InputError(
             f"autograd.Function {function.__name__}: a gradient of its own; {GRADIENT_REMEDY}"
         )
