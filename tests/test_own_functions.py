@@ -77,6 +77,19 @@ class Product(torch.autograd.Function):
         return grad * ctx.saved_tensors[1], None
 
 
+class Summed(torch.autograd.Function):
+    """Sums of rows, whose gradient takes an axis for one of a single element."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.size = x.shape[1]
+        return x.sum(1, keepdim=True)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad.expand(-1, ctx.size) / ctx.size
+
+
 class Clipped(Swish):
     """Swish whose gradient is kept within 5."""
 
@@ -140,6 +153,8 @@ def test_a_function_with_its_own_derivative_trains_as_in_torch(
     "function",
     [
         lambda x, y: Product.apply(x, y),
+        lambda x, y: Summed.apply(y[:, :1]) + Summed.apply(x),
+        lambda x, y: Swish.apply(y) + Swish.apply((x > 0).long()),
         lambda x, y: Clipped.apply(x),
         lambda x, y: Straight.apply(x) + y,
         lambda x, y: Cast.apply(x),

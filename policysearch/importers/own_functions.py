@@ -61,9 +61,16 @@ def written_out(function: Any, arguments: tuple[Any, ...]) -> Any:
 def kind(function: Any, arguments: tuple[Any, ...]) -> Hashable:
     """Return what two calls of a function have alike that need one answer of `derives` alone.
 
-    Sizes are no part of it: what is right for one is right for others, and large ones take seconds.
+    Sizes are no part of it, which would ask of large ones for seconds, but where they are 1: what
+    is summed or spread along such an axis shows nothing.
     """
-    return function, tuple(x.ndim if isinstance(x, torch.Tensor) else repr(x) for x in arguments)
+
+    def alike(x: Any) -> Hashable:
+        if isinstance(x, torch.Tensor):
+            return x.dtype, tuple(size == 1 for size in x.shape)
+        return repr(x)
+
+    return function, tuple(map(alike, arguments))
 
 
 def derives(function: Any, arguments: tuple[Any, ...]) -> bool:
