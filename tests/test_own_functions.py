@@ -118,6 +118,21 @@ class Cast(Swish):
     )
 
 
+def _beside(x: Any, y: Any) -> Any:
+    class Scaled(torch.autograd.Function):
+        """x y, where only x is an argument: torch has no gradient for y."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * y
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return grad * y
+
+    return Scaled.apply(x)
+
+
 class Net(nn.Module):
     """A function between two layers."""
 
@@ -158,6 +173,7 @@ def test_a_function_with_its_own_derivative_trains_as_in_torch(
         lambda x, y: Clipped.apply(x),
         lambda x, y: Straight.apply(x) + y,
         lambda x, y: Cast.apply(x),
+        _beside,
     ],
 )
 def test_another_gradient_than_the_derivative_is_refused(
