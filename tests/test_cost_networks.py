@@ -54,7 +54,7 @@ def numbers(device: Device) -> dict[str, float]:
     """Return what a device is better in: rates in all, and of each multiprocessor."""
     count = device.multiprocessors.value
     rates = {f"peak {name}": number.value for name, number in device.peaks}
-    rates |= {f"achieved {f}": device.peak(f) * device.achieved_share(f) for f in device.formats}
+    rates |= {f"achieved {f}": device.achieved_peak(f) for f in device.formats}
     each = {f"{name} each": value / count for name, value in rates.items()}
     more = {"bandwidth": device.bandwidth.value, "issue": device.issue_rate, "count": count}
     return rates | each | more

@@ -12,18 +12,27 @@ import pytest
 
 from benchmarks.validation.__main__ import validation
 from benchmarks.validation.narrow.decoders import DECODERS, Decoder, block, decoder
+from benchmarks.validation.narrow.fit import fit_narrow
 from benchmarks.validation.narrow.layers import Layers
 from benchmarks.validation.narrow.parallel import Run, waited_seconds
 from benchmarks.validation.narrow.precision import NarrowPrecision
 from benchmarks.validation.narrow.rows import (
     BFLOAT16,
     NarrowRow,
+    families_of,
     is_eight_bit,
     narrow_speedup,
     read_narrow_rows,
+    recipes_of,
 )
 from benchmarks.validation.narrow.rows import SHIPPED as NARROW
-from benchmarks.validation.narrow.scalings import SCALINGS, scaling_named
+from benchmarks.validation.narrow.scalings import (
+    ALL,
+    SCALINGS,
+    NarrowConstants,
+    read_held_out,
+    scaling_named,
+)
 from benchmarks.validation.pages.narrow_page import judged_rows
 from policysearch.cost.devices import DEVICES, Sourced
 from policysearch.cost.gemm import product_rate
@@ -49,7 +58,7 @@ def test_eight_bit_rows_are_within_the_bars(modeled: list[tuple[NarrowRow, float
     whole = [abs(m - r.speedup) for r, m in modeled if r.kind == "end-to-end"]
     parts = [abs(m - r.speedup) for r, m in modeled if r.kind in ("layer", "gemm")]
     assert (len(whole), len(parts)) == (151, 71)
-    assert np.mean(whole) <= 0.10 and np.mean(parts) <= 0.20
+    assert np.mean(whole) <= 0.085 and np.mean(parts) <= 0.20
     published = np.array([r.speedup for r, _ in modeled if r.kind == "end-to-end"])
     assert np.mean(whole) < np.abs(published - np.median(published)).mean() / 1.5
     over = [(m, r) for r, m in modeled if is_eight_bit_baseline(r) and "mx" in r.formats[1]]
@@ -74,7 +83,7 @@ def test_a_pipeline_has_gradients_of_its_own_stage() -> None:
     assert row.parallel == Parallel(8, tensor=4, zero=1) and row.micro_batches == 32
     said = narrow_speedup(row)
     alone = narrow_speedup(dataclasses.replace(row, parallelism="TP4", framework="x"))
-    assert said > 1.4 and said > alone + 0.05
+    assert said > 1.4 and said > alone + 0.04
     assert dataclasses.replace(row, parallelism="see the table").parallel == Parallel(1, 1, 0)
 
 
@@ -90,7 +99,7 @@ SIZES = [
     ("RTX 4090", "single GPU", 5),
     ("RTX 4090", "DP=4 (llmq, flags may shard)", 6),
 ]
-LARGEST_ERRORS = {0: 0.120, 3: 0.110, 4: 0.130}
+LARGEST_ERRORS = {0: 0.084, 3: 0.076, 4: 0.094}
 """By place in the table of decoders, of those that are off by more than 0.07."""
 
 NEAR = [
@@ -184,13 +193,14 @@ def test_products_wait_for_their_group_unless_they_overlap_it() -> None:
 def test_quantising_moves_nothing_where_the_cache_holds_it() -> None:
     """RTX 4090 has 72 MiB: a tensor of 12 Mi elements moves as much with current scaling."""
     device, stack = DEVICES["RTX-4090"], STACKS["torch.compile"]
-    for elements, fresh, moved in (
-        (12 * 2**20, True, 0),
-        (12 * 2**20 + 1, True, 6 * (12 * 2**20 + 1)),
-        (12 * 2**20, False, 6 * 12 * 2**20),
+    scaling = dataclasses.replace(SCALINGS["current"], elements=3.0)
+    for elements, weight, moved in (
+        (12 * 2**20, False, 0),
+        (12 * 2**20 + 1, False, 6 * (12 * 2**20 + 1)),
+        (12 * 2**20, True, 8 * 12 * 2**20),
     ):
         step = Layers(stack, BFLOAT16)
-        step.quantise(elements, 6, 2, fresh)
+        step.quantise(elements, scaling, weight)
         load = load_of(step.works, device, stack)
         assert load.bytes.tolist() == [moved] and load.elements.tolist() == [3 * elements]
 
@@ -300,13 +310,63 @@ def test_quantising_is_passes_over_memory() -> None:
 
 
 def test_rates_are_those_of_the_recipes() -> None:
-    """Scales of whole tensors cost no rate: what 8-bit products achieve is measured with them."""
+    """Policies have the rates that fit published rows: the more scales, the lower."""
+    fitted = read_held_out()[ALL].rates
     assert product_rate("bfloat16", blocks=False) == 1.0
-    assert product_rate("float8_e4m3fn", blocks=False) == SCALINGS["current"].rate == 1.0
-    assert product_rate("float8_e5m2", blocks=True) == SCALINGS["mx"].rate < 1
-    assert product_rate("float4_e2m1fn", blocks=True) == SCALINGS["nvfp4"].rate < 1
+    assert product_rate("float8_e4m3fn", blocks=False) == fitted["current"] < 1
+    assert product_rate("float8_e5m2", blocks=True) == fitted["mx"] < fitted["current"]
+    assert product_rate("float4_e2m1fn", blocks=True) == fitted["nvfp4"] < fitted["mx"]
     with pytest.raises(InputError, match="unknown scaling recipe 'octonions'"):
         scaling_named("octonions")
+
+
+def held_out_error() -> float:
+    """Return the error of rows by constants that saw no row of their recipe's family."""
+    known, errors = read_held_out(), []
+    for row in filter(is_eight_bit, read_narrow_rows()):
+        try:
+            family = SCALINGS[recipes_of(row)[-1]].family
+            errors.append(abs(narrow_speedup(row, narrow=known[family]) - row.speedup))
+        except InputError:
+            continue
+    assert len(errors) == 222
+    return float(np.mean(errors))
+
+
+def test_a_fit_finds_the_constants_that_made_the_rows(
+    modeled: list[tuple[NarrowRow, float]],
+) -> None:
+    """And gives a recipe that it does not see the rate of the others."""
+    truth = NarrowConstants(4.0, {**dict.fromkeys(SCALINGS, 0.85), "delayed": 0.5})
+    rows = [row for row, _ in modeled if "delayed" not in families_of(row)][::5]
+    rows = [dataclasses.replace(r, speedup=narrow_speedup(r, narrow=truth)) for r in rows]
+    found = fit_narrow(rows)
+    speedups = [narrow_speedup(row, narrow=found) for row in rows]
+    assert speedups == pytest.approx([row.speedup for row in rows], rel=0.02)
+    assert found.elements == pytest.approx(4.0, rel=0.2)  # drawn to 1, where a fit begins
+    rates = [found.rates[name] for name in ("current", "mx", "nvfp4", "delayed")]
+    assert rates == pytest.approx([0.85] * 4, rel=0.02)
+
+
+def test_what_is_held_out_is_not_known() -> None:
+    """Without its family a recipe has the rate that no row has a part in."""
+    known = read_held_out()
+    assert known.keys() == {ALL} | {scaling.family for scaling in SCALINGS.values()}
+    for family, unseen in known.items():
+        inside = [name for name in SCALINGS if SCALINGS[name].family == family]
+        assert len({unseen.rates[name] for name in inside}) <= 1
+        assert all(unseen.rates[name] != known[ALL].rates[name] for name in inside)
+
+
+def test_four_bits_gain_no_more_than_their_width() -> None:
+    """More is sold for a B300; GeForce cards run sums in 16 bits twice as fast."""
+    sold = {name: DEVICES[name] for name in ("B300-SXM", "GB200", "RTX-5090")}
+    gains = {
+        name: device.achieved_peak("float4_e2m1fn") / device.achieved_peak("bfloat16")
+        for name, device in sold.items()
+    }
+    assert DEVICES["B300-SXM"].peak("float4_e2m1fn") > 5 * DEVICES["B300-SXM"].peak("bfloat16")
+    assert gains == pytest.approx({"B300-SXM": 4.0, "GB200": 4.0, "RTX-5090": 8.0})
 
 
 def test_the_command_ends_with_the_error(
@@ -315,7 +375,9 @@ def test_the_command_ends_with_the_error(
     assert validation(["--narrow"]) == 0
     lines = capsys.readouterr().out.rstrip().split("\n")
     error = np.mean([abs(m - r.speedup) for r, m in modeled])
-    assert lines[-1] == f"mean absolute error {error:.3f}"
+    assert lines[-1].startswith(f"mean absolute error {error:.3f}, recipes held out ")
+    assert float(lines[-1].split()[-1]) == pytest.approx(held_out_error(), abs=5e-4)
+    assert held_out_error() > error
     parts = [abs(m - r.speedup) for r, m in modeled if r.kind in ("layer", "gemm")]
     together = f"layers and gemms together, 8 bits and below: {len(parts)} rows, mean absolute"
     assert len(parts) == 71 and lines[-2].startswith(f"{together} error {np.mean(parts):.3f}, ")

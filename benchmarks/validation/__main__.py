@@ -13,7 +13,9 @@ from typing import TypeVar
 import numpy as np
 
 from benchmarks.validation.fit import known_of, write_known
+from benchmarks.validation.narrow.fit import write_narrow
 from benchmarks.validation.narrow.rows import narrow_row_of, read_narrow_rows
+from benchmarks.validation.narrow.scalings import HELD_OUT as NARROW_HELD_OUT
 from benchmarks.validation.pages.memory_page import memory_validation_page
 from benchmarks.validation.pages.narrow_page import judged_rows, narrow_page
 from benchmarks.validation.pages.ranks_page import ranks_page
@@ -88,8 +90,10 @@ def _validate(options: argparse.Namespace) -> None:
     refuse(options, ("device", "place", "rounds", "seed"), "without --measured; expected both")
     if options.fit:
         refuse(options, ("rows", "aliases"), "with --fit; expected one of them")
-        write_known(known_of(settings_of(shipped_rows())[0]))
-        print(f"wrote {HELD_OUT.name}")
+        known = known_of(settings_of(shipped_rows())[0])
+        write_known(known)
+        write_narrow(read_narrow_rows(), known.constants)
+        print(f"wrote {HELD_OUT.name} and {NARROW_HELD_OUT.name}")
         return
     kind = next(kind for kind in PAGES if getattr(options, kind))
     page, refused = PAGES[kind](options)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.resources import files
+from math import inf
 from statistics import median
 from types import MappingProxyType
 from typing import Any, Literal
@@ -146,6 +147,19 @@ class Device:
         share = own.get("bfloat16", own.get("float16")) or _usual_share(self.arch)
         return share * _usual_share(self.arch, "float8") if key == "float8" else share
 
+    def achieved_peak(self, name: str) -> float:
+        """Return the FLOP/s that large square products of a format achieve on its matrix unit.
+
+        Products in 4 bits are held to what feeds them: an operand of 16 bits brings four of theirs,
+        so that they run at most four times as fast, whatever is sold. GeForce cards are fed for
+        sums in 16 bits.
+        """
+        achieved = self.peak(name) * self.achieved_share(name)
+        if peak_key(name) != "float4":
+            return achieved
+        fed = max((self._peaks[key] for key in SIXTEEN_BITS if key in self._peaks), default=inf)
+        return min(achieved, 16 / 4 * fed * self.achieved_share("float16"))
+
     @property
     def plain_peak(self) -> float:
         """Float32 FLOP/s of the units without matrices; the row's "float32" where it has no own.
@@ -240,6 +254,9 @@ MINIMUM_KERNEL = _sourced_number(_TABLE["minimum_kernel_seconds"])
 
 DEVICES: dict[str, Device] = {row["name"]: _device(row) for row in _TABLE["devices"]}
 
+
+SIXTEEN_BITS = ("float16", "bfloat16", "float16_accumulate16")
+"""Peaks of products of 16-bit operands: the third of sums in 16 bits, where those are faster."""
 
 VENDORS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -207,7 +207,7 @@ def _row(work: Work, device: Device, stack: Stack) -> tuple[float, ...]:
         share = 0.0
         if device.on_matrix_unit(work.format):
             share = aligned_share(e, device.align(work.format), stack.library)
-            achieved = device.peak(work.format) * device.achieved_share(work.format)
+            achieved = device.achieved_peak(work.format)
         # inf: the matrix unit does not run it, and the plain units are faster than never
         matrix = plain / (share * work.rate) if share else np.inf
     return (

@@ -24,8 +24,8 @@ Key = tuple[str, str]
 """The path of a part of the module, and the name of what it holds."""
 
 
-@dataclass
-class Left:
+@dataclass(frozen=True)
+class PassState:
     """What is other after a pass: numbers, words and results that are held, and hooks by path."""
 
     values: dict[Key, Any] = field(default_factory=dict)
@@ -54,9 +54,9 @@ class Left:
 
 
 @contextlib.contextmanager
-def left_known(module: Any) -> Iterator[Left]:
+def left_known(module: Any) -> Iterator[PassState]:
     """While it is entered, what a pass that is exported leaves is noted."""
-    left, before, values = Left(), set(_numbers(module).items()), KnownValues(module)
+    left, before, values = PassState(), set(_numbers(module).items()), KnownValues(module)
     held = {id(x) for _, value in _holders(module) for x in tensors_in([value])}
     moving = dict(_buffers(module))  # a step moves them; one that is there later alone is state
 

@@ -165,18 +165,21 @@ class Layers:
             work = Work(batch * moved, 0, flops, e, scaling.format, rate=scaling.rate)
             self.works.append(replace(work, count=self.times))
         if scaling is not None:
-            self.quantise(batch * (m * n), scaling.element_bytes, scaling.launches)
+            self.quantise(batch * (m * n), scaling)
             here = batch * m * k / (gathered if scaling.gathers_narrow else 1)
-            self.quantise(here, scaling.element_bytes, scaling.launches)
+            self.quantise(here, scaling)
             weight = batch * (n * k) / self.precision.accumulation
-            self.quantise(weight, scaling.weight_bytes, scaling.launches, fresh=False)
+            self.quantise(weight, scaling, weight=True)
 
-    def quantise(self, elements: float, bytes: float, launches: int, fresh: bool = True) -> None:
-        """Passes over a tensor that move `bytes` for each element, launches 0 for none.
+    def quantise(
+        self, elements: float, scaling: Scaling, weight: bool = False, orientations: int = 2
+    ) -> None:
+        """Passes over a tensor, none where it launches none; an activation was made just before.
 
-        `fresh`: the tensor was made just before.
+        One of two `orientations` moves half the bytes.
         """
-        if launches:
-            moved = bytes * elements, 3 * elements
-            work = Work(*moved, launches=launches, fresh=fresh, kind="reduction")
+        if scaling.launches:
+            bytes = scaling.weight_bytes if weight else scaling.element_bytes
+            moved = bytes * elements * orientations / 2, scaling.elements * elements
+            work = Work(*moved, launches=scaling.launches, fresh=not weight, kind="reduction")
             self.works.append(replace(work, count=self.times))

@@ -11,7 +11,14 @@ from benchmarks.validation.narrow.decoders import Decoder, block, decoder, decod
 from benchmarks.validation.narrow.layers import Layers
 from benchmarks.validation.narrow.parallel import Run, waited_seconds
 from benchmarks.validation.narrow.precision import NarrowPrecision
-from benchmarks.validation.narrow.scalings import Scaling, scaling_named
+from benchmarks.validation.narrow.scalings import (
+    ALL,
+    SCALINGS,
+    NarrowConstants,
+    Scaling,
+    read_held_out,
+    scaling_named,
+)
 from policysearch.cost.devices import Device
 from policysearch.cost.gemm import Extents
 from policysearch.cost.parallel.collectives import LINK_SHARE, link_of
@@ -164,10 +171,16 @@ def _size(row: Fields, key: str, value: object) -> int:
     return value
 
 
-def narrow_speedup(row: NarrowRow, constants: Constants = FITTED) -> float:
-    """Return the modeled speedup of a row; InputError says what of it is not known."""
+def narrow_speedup(
+    row: NarrowRow, constants: Constants = FITTED, narrow: NarrowConstants | None = None
+) -> float:
+    """Return the modeled speedup of a row; InputError says what of it is not known.
+
+    `narrow` are the constants of recipes, those fitted to all rows unless given.
+    """
     device = device_of(row.hardware)
-    baseline, mixed = _precisions(row)
+    narrow = narrow or read_held_out()[ALL]
+    baseline, mixed = (_fitted(precision, narrow) for precision in _precisions(row))
     seconds = []
     for precision, batch in zip((baseline, mixed), row.batches, strict=True):
         step = Layers(_stack(row, precision is mixed), precision)
@@ -179,6 +192,11 @@ def narrow_speedup(row: NarrowRow, constants: Constants = FITTED) -> float:
         waited = waited_seconds(run) if row.kind == "end-to-end" else 0.0
         seconds.append((alone + waited + _host_seconds(row, step, device)) / batch)
     return seconds[0] / seconds[1]
+
+
+def _fitted(precision: NarrowPrecision, narrow: NarrowConstants) -> NarrowPrecision:
+    scaling = precision.scaling
+    return replace(precision, scaling=narrow.of(scaling)) if scaling else precision
 
 
 def _seconds(step: Layers, device: Device, constants: Constants) -> float:
@@ -212,8 +230,18 @@ def _mixed(row: NarrowRow) -> NarrowPrecision:
     scaling = scaling_named(f"{row.recipe} {row.formats[1]}")
     kernel = "pre-quantized" in row.model and scaling.name != "delayed"
     if kernel or "MAMF" in row.model or "gemm only" in row.formats[1]:
-        scaling = replace(scaling, element_bytes=0, weight_bytes=0, launches=0)
+        scaling = replace(scaling, launches=0)
     return replace(BFLOAT16, scaling=scaling, accumulation=row.micro_batches)
+
+
+def recipes_of(row: NarrowRow) -> tuple[str, ...]:
+    """Return the names of the recipes that the runs of a row scale by, that of the faster last."""
+    return tuple(p.scaling.name for p in _precisions(row) if p.scaling)
+
+
+def families_of(row: NarrowRow) -> set[str]:
+    """Return the families of the recipes that the runs of a row scale by."""
+    return {SCALINGS[name].family for name in recipes_of(row)}
 
 
 def emulated(row: NarrowRow) -> list[str]:
@@ -311,9 +339,8 @@ def _forward(step: Layers, m: int, n: int, k: int) -> None:
     whole.product(1, m, n, k, scaling)
     step.works += [work for work in whole.works if work.product == e]
     if scaling is not None:
-        # half the bytes: only one orientation is needed
-        step.quantise(m * k, scaling.element_bytes / 2, scaling.launches)
-        step.quantise(n * k, scaling.weight_bytes / 2, scaling.launches, fresh=False)
+        step.quantise(m * k, scaling, orientations=1)
+        step.quantise(n * k, scaling, weight=True, orientations=1)
 
 
 def _experts(step: Layers, row: NarrowRow, m: int, n: int, k: int, groups: int) -> None:

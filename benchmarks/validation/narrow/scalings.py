@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from policysearch.cost.gemm import NARROW_RATES
 from policysearch.values import InputError
+
+HELD_OUT = Path(__file__).with_name("held_out.json")
+"""What `python -m benchmarks.validation --fit` writes: constants by the family that they miss."""
+
+ALL = ""
+"""The family that is missed where none is."""
+
+DIGITS = 4
+"""Of what is written."""
 
 
 @dataclass(frozen=True)
@@ -13,9 +25,10 @@ class Scaling:
     """A recipe for the operands of the products with weights.
 
     `element_bytes` and `weight_bytes`: bytes that quantising moves per element of an activation or
-    gradient, and of a weight, both orientations; `launches`: kernels per tensor. `rate`: share of
-    what the ratio of peaks promises over 16 bits. `gathers_narrow`: whether a tensor can be
-    quantised before it is gathered from other devices. `format` is that of the operands.
+    gradient, and of a weight, both orientations; `launches`: kernels per tensor. `gathers_narrow`:
+    whether a tensor can be quantised before it is gathered from other devices. `format` is that of
+    the operands. Fitted: `elements`, those of a reduction that quantising one element is like, and
+    `rate`, what scaling leaves of the rate that large products of the format achieve.
     """
 
     name: str
@@ -23,27 +36,57 @@ class Scaling:
     element_bytes: float
     weight_bytes: float
     launches: int
-    rate: float
     gathers_narrow: bool = True
+    elements: float = 1.0
+    rate: float = 1.0
+
+    @property
+    def family(self) -> str:
+        """What is scaled together; recipes whose casts nothing compiles are of the same family."""
+        return self.name.partition(".")[0]
 
 
 SCALINGS: dict[str, Scaling] = {
     row.name: row
     for row in (
-        Scaling("delayed", "float8_e4m3fn", 4, 6, 1, 0.97),
-        Scaling("current", "float8_e4m3fn", 6, 8, 2, NARROW_RATES["current"]),
-        Scaling("row", "float8_e4m3fn", 14, 14, 4, 0.9, gathers_narrow=False),
-        Scaling("block", "float8_e4m3fn", 8, 10, 2, 0.8),
-        Scaling("mx", "float8_e4m3fn", 4, 6, 1, NARROW_RATES["mx"]),
-        Scaling("nvfp4", "float4_e2m1fn", 10, 12, 3, NARROW_RATES["nvfp4"]),
-        Scaling("row.eager", "float8_e4m3fn", 100, 100, 20, 0.68, gathers_narrow=False),
-        Scaling("current.eager", "float8_e4m3fn", 10, 12, 4, 0.9),
+        Scaling("delayed", "float8_e4m3fn", 4, 6, 1),
+        Scaling("current", "float8_e4m3fn", 6, 8, 2),
+        Scaling("row", "float8_e4m3fn", 14, 14, 4, gathers_narrow=False),
+        Scaling("block", "float8_e4m3fn", 8, 10, 2),
+        Scaling("mx", "float8_e4m3fn", 4, 6, 1),
+        Scaling("nvfp4", "float4_e2m1fn", 10, 12, 3),
+        Scaling("row.eager", "float8_e4m3fn", 100, 100, 20, gathers_narrow=False),
+        Scaling("current.eager", "float8_e4m3fn", 10, 12, 4),
     )
 }
 """Bytes of delayed, current and row from torchao's roofline of float8 training, the others alike.
 
-Rates, and the bytes of casts that nothing compiles, are assumed.
+The bytes of casts that nothing compiles are assumed.
 """
+
+
+@dataclass(frozen=True)
+class NarrowConstants:
+    """What is fitted of recipes: `elements` of all, and the `rates` of products by recipe."""
+
+    elements: float
+    rates: Mapping[str, float]
+
+    def of(self, scaling: Scaling) -> Scaling:
+        """Return the recipe with what is fitted."""
+        return replace(scaling, elements=self.elements, rate=self.rates[scaling.name])
+
+
+def constants_data(constants: NarrowConstants) -> dict[str, Any]:
+    """Return constants as data that `read_held_out` reads, each number of so many DIGITS."""
+    rates = {name: round(rate, DIGITS) for name, rate in constants.rates.items()}
+    return {"elements": round(constants.elements, DIGITS), "rates": rates}
+
+
+def read_held_out() -> dict[str, NarrowConstants]:
+    """Return constants by the family that they did not see, ALL those of all rows."""
+    data = json.loads(HELD_OUT.read_text(encoding="utf-8"))
+    return {name: NarrowConstants(row["elements"], row["rates"]) for name, row in data.items()}
 
 
 def scaling_named(text: str) -> Scaling:
