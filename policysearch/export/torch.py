@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from policysearch.export.torch_attention import attention_losses, kernels, text
 from policysearch.export.torch_file.reading import ABOUT, read
-from policysearch.export.torch_file.template import REDUCTION, STORAGE, TF32, file_of
+from policysearch.export.torch_file.template import REDUCTION, REGIONS, STORAGE, TF32, file_of
 from policysearch.export.torch_runs import (
     DTYPE,
     DTYPES,
@@ -14,6 +14,7 @@ from policysearch.export.torch_runs import (
     MOVES,
     draws_updates,
     folded,
+    has_uncast_calls,
     holders,
     is_stored_wide,
     low_losses,
@@ -282,12 +283,13 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
     own = (x for name, x in ((DTYPE, FLOAT8), ("tfloat32", TF32)) if name in computed)
     stored = (STORAGE,) if draws_updates(running) else ()
     reduced = (REDUCTION,) if policy.all_reduce in {*DTYPES} - {"float32"} else ()
+    regions = (REGIONS,) if has_uncast_calls(model) else ()
     return file_of(
         running,
         policy,
         notes,
         lines,
-        (text(model.attention), *own, *stored, *reduced),
+        (text(model.attention), *own, *stored, *reduced, *regions),
         kernels=kernels(model.attention),
         layers=_table(owners),
         functions=_table({name: row for name, row in rows.items() if name not in owners}),

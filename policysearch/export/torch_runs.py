@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from policysearch.formats import Rounding
+from policysearch.importers.program import UNCAST
 from policysearch.importers.torch_model import TorchModel
 from policysearch.nn.model import Model
 from policysearch.ops.catalogue import LOSS_OPS
@@ -301,6 +302,12 @@ def _loss_scale(scale: LossScale) -> LossScale:
 def folded(model: Model) -> tuple[str, ...]:
     """Return the modules that compute constants alone."""
     return model.program.folded if isinstance(model, TorchModel) else ()
+
+
+def has_uncast_calls(model: Model) -> bool:
+    """Return whether the module itself turns autocast off around some of its calls."""
+    calls = model.program.calls if isinstance(model, TorchModel) else ()
+    return any(name == UNCAST for call in calls for name, _ in call.options)
 
 
 def holders(model: Model) -> Iterator[tuple[str, str]]:

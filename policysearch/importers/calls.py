@@ -15,6 +15,8 @@ from policysearch.importers.program import FLOATS, UNCAST, Call, Ref, resolved
 from policysearch.importers.rules import FAMILIES, rule_of
 from policysearch.importers.selections import chooses, is_selection, selected_at, selection_rule
 from policysearch.importers.tracer import Rule, Tensor, Tracer
+from policysearch.ops.builder import changed_node
+from policysearch.ops.composite import FLOAT32_ALONE
 from policysearch.ops.shape import reshape
 from policysearch.values import InputError
 
@@ -109,7 +111,7 @@ def _emit(tracer: Tracer, call: Call) -> None:
             raise
         raise InputError(f"{error}; expected what the rule of this op takes") from error
     if uncast:
-        _check_uncast(tracer, start)
+        _leave_uncast(tracer, start)
     if call.shape is not None and isinstance(result, Tensor):
         expected = resolved(call.shape, tracer.batch)
         if result.shape != expected:
@@ -142,15 +144,21 @@ def _rule_for(tracer: Tracer, op: str, arguments: Any) -> Rule:
     return rule
 
 
-def _check_uncast(tracer: Tracer, start: int) -> None:
-    """Raise InputError where autocast(enabled=False) changes a format: of what its lists name."""
+def _leave_uncast(tracer: Tracer, start: int) -> None:
+    """Keep what autocast(enabled=False) leaves in the format that it meets: products of float32.
+
+    Raises InputError where its operands, or those of an op of float32, may be in 16 bits.
+    """
     for node in tracer.b.nodes[start:]:
+        wide = [tracer.is_widened(i) for i in node.inputs]
         if node.op.placement == "low":
-            raise InputError(
-                "a product under autocast(enabled=False); take it out of the region: its format is "
-                "the policy's"
-            )
-        if node.op.placement == "fp32" and not tracer.is_widened(node.id):
+            if node.op.kind != "gemm" or not all(wide):
+                raise InputError(
+                    "a product under autocast(enabled=False), of what may be in 16 bits; give both "
+                    "operands .float(), or take it out of the region: its format is the policy's"
+                )
+            tracer.b.nodes[node.id] = changed_node(node, source=FLOAT32_ALONE)
+        elif node.op.placement == "fp32" and not any(wide):
             raise InputError(
                 "under autocast(enabled=False), of what may be in 16 bits; give it x.float()"
             )

@@ -135,8 +135,8 @@ def _program(module: Any, inputs: tuple[Any, ...], lines: bool) -> Any:
         values_known(module) as values,
     ):
         program = torch.export.export(module, inputs, strict=False)
-    _unify_copies(program.graph)
     open_regions(program.graph_module)
+    _unify_copies(program.graph)
     values.check(program)
     take_apart(program, rule_of)
     return program

@@ -21,12 +21,13 @@ from policysearch.importers.program import (
 )
 from policysearch.nn.model import DRAWN, DROPPED, WRITTEN, Attention, emit_data
 from policysearch.ops.builder import Builder, changed_node
+from policysearch.ops.composite import FLOAT32_ALONE
 from policysearch.ops.draws import like
 from policysearch.ops.elementwise import scale
 from policysearch.ops.masks import masked_fill
 from policysearch.ops.reduce import broadcast_to
 from policysearch.ops.shape import reshape, stop_gradient, transpose
-from policysearch.ops.source import IN_PLACE, INSIDE, NUMBER, WHOLE, data, is_whole, own
+from policysearch.ops.source import BACK, IN_PLACE, INSIDE, NUMBER, WHOLE, data, is_whole, own
 from policysearch.values import InputError
 
 FILLED: Mapping[float, str] = MappingProxyType({1.0: own("one"), 0.0: own("zero")})
@@ -232,14 +233,20 @@ class Tracer:
         return None
 
     def is_widened(self, node: int) -> bool:
-        """Return whether a node reads float32: a user's cast, or an op that autocast casts."""
-        waiting, visited = list(self.b.nodes[node].inputs), set[int]()
+        """Return whether a node is float32 for a cast of the user's or an op that autocast casts.
+
+        What promotes is so where one of its inputs is.
+        """
+        waiting, visited = [node], set[int]()
         while waiting:
             read = self.b.nodes[waiting.pop()]
-            if NUMBER in read.attributes or read.op.placement == "fp32":
+            if read.id in visited or BACK in read.attributes:
+                continue
+            visited.add(read.id)
+            cast, wide = NUMBER in read.attributes, read.op.placement == "fp32"
+            if cast or wide or read.source == FLOAT32_ALONE:
                 return True
-            if read.id not in visited and read.op.placement == "promote":
-                visited.add(read.id)
+            if read.op.placement == "promote":
                 waiting += read.inputs
         return False
 

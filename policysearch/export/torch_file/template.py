@@ -79,6 +79,45 @@ FORWARDS["tfloat32"] = _TF32Forward
 '''
 """The text of the file in which float32 products are TF32."""
 
+REGIONS = '''\
+
+
+class _LayerWithRegions(_Layer):
+    """Leaves products of float32 alone inside the module's own `with autocast(enabled=False)`."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.depths = []
+
+    def __enter__(self):
+        self.depths.append(_autocast_depth())
+        return super().__enter__()
+
+    def __exit__(self, *raised):
+        self.depths.pop()
+        return super().__exit__(*raised)
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        outside = torch.is_autocast_enabled(self.device_type) or OP.get(function) not in PRODUCTS
+        if outside or _autocast_depth() <= self.depths[-1]:
+            return super().__torch_function__(function, types, args, kwargs)
+        given = _floats((args, kwargs or {}))
+        if any(x.dtype != torch.float32 for x in given):
+            return super().__torch_function__(function, types, args, kwargs)
+        return function(*args, **(kwargs or {}))
+
+
+def _autocast_depth():
+    """Return how many autocasts are around the caller, enabled or not."""
+    depth = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return depth
+
+
+_Layer = _LayerWithRegions
+'''
+"""The text of the file of a module with products under `autocast(enabled=False)`."""
+
 STORAGE = '''\
 
 STATE = "$state"  # the dtype of an optimizer's state; "param": that of its parameter
