@@ -152,9 +152,7 @@ class LinearAttention(nn.Module):
             q, k, wide = q.relu().float(), k.relu().float(), F.pad(v, (0, 1), value=1.0).float()
             y = q @ (k.transpose(-1, -2) @ wide)
             y = (y[..., :-1] / (y[..., -1:] + 0.1)).exp().to(v.dtype)
-        return torch.as_tensor(
-            self.last(y * v)
-        )  # the cast back rounded it
+        return torch.as_tensor(self.last(y * v))  # the cast back rounded it
 
 
 class Late(nn.Module):

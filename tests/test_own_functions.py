@@ -1,4 +1,4 @@
-"""A user's autograd.Function goes in where its gradient is the derivative of what it computes."""
+"""A user's autograd.Function goes in where its gradient is derived, or multiplies what enters."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
+from benchmarks.census import net as census
+from benchmarks.census.measure import verdict
 from policysearch.values import InputError
 from tests.imported_steps import assert_as_torch, imported
 
@@ -110,6 +112,53 @@ class Straight(torch.autograd.Function):
         return grad
 
 
+class Bounded(Straight):
+    """Rounds, with the gradient of the identity, kept within 5."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad.clamp(-5, 5)
+
+
+class Turned(Straight):
+    """Rounds; each element gets the gradient of its neighbour."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad.roll(1, -1)
+
+
+class Reversed(torch.autograd.Function):
+    """The identity, whose gradient is turned round, as in domain-adversarial training."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, share: float) -> Any:
+        ctx.share = share
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad.neg() * ctx.share, None
+
+
+class Spike(torch.autograd.Function):
+    """1 above 0, with the gradient of a fast sigmoid, as in spiking nets."""
+
+    @staticmethod
+    def forward(x: Any, slope: float) -> Any:
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, ctx.slope = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return grad / (ctx.slope * x.abs() + 1.0) ** 2, None
+
+
 class Cast(Swish):
     """Swish in float32 wherever autocast runs it."""
 
@@ -156,9 +205,13 @@ def _inputs() -> tuple[Any, ...]:
         lambda x, y: Swish.apply(x) + y,
         lambda x, y: sum(Mixed.apply(x, y, 0.7)),
         lambda x, y: First.apply(x, y),
+        lambda x, y: Product.apply(x, y),
+        lambda x, y: Straight.apply(x) + y,
+        lambda x, y: Reversed.apply(x, 0.3) * y,
+        lambda x, y: Spike.apply(y, 4.0) + x,
     ],
 )
-def test_a_function_with_its_own_derivative_trains_as_in_torch(
+def test_a_function_whose_gradient_can_be_written_trains_as_in_torch(
     function: Callable[[Any, Any], Any],
 ) -> None:
     assert_as_torch(Net(function), _inputs())
@@ -167,17 +220,29 @@ def test_a_function_with_its_own_derivative_trains_as_in_torch(
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x, y: Product.apply(x, y),
         lambda x, y: Summed.apply(y[:, :1]) + Summed.apply(x),
         lambda x, y: Swish.apply(y) + Swish.apply((x > 0).long()),
         lambda x, y: Clipped.apply(x),
-        lambda x, y: Straight.apply(x) + y,
+        lambda x, y: Bounded.apply(x) + y,
+        lambda x, y: Straight.apply(x[:, :1]) + Turned.apply(x) + y,
         lambda x, y: Cast.apply(x),
         _beside,
     ],
 )
-def test_another_gradient_than_the_derivative_is_refused(
+def test_a_gradient_that_cannot_be_written_is_refused(
     function: Callable[[Any, Any], Any],
 ) -> None:
     with pytest.raises(InputError, match=r"autograd.Function \w+: a gradient of its own"):
         imported(Net(function), _inputs())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x, y: Straight.apply(x) + y, lambda x, y: Reversed.apply(x, 0.3) * y],
+)
+def test_a_number_that_multiplies_a_gradient_is_not_rounded(
+    function: Callable[[Any, Any], Any],
+) -> None:
+    torch.set_num_threads(1)
+    half = verdict(census.Net(lambda: Net(function), census.normal((6,)), "token_cross_entropy"))
+    assert half.half is not None and half.half.within(2.0, 1e-6), half

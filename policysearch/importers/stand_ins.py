@@ -30,7 +30,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
 from torch.utils._traceback import CapturedTraceback
 
-from policysearch.importers.own_functions import applied, derives, kind, written_out
+from policysearch.importers.own_functions import Stated, applied, kind, stated, written_out
 from policysearch.values import InputError
 
 ELSEWHERE = tuple(f"{os.path.dirname(file)}{os.sep}" for file in (torch.__file__, __file__))
@@ -115,9 +115,9 @@ def own_gradients_refused() -> Iterator[None]:
 
 
 def _checked_apply(
-    known: dict[Hashable, bool], function: Any, *arguments: Any, **options: Any
+    known: dict[Hashable, Stated | None], function: Any, *arguments: Any, **options: Any
 ) -> Any:
-    """Apply a function that has the gradient of what it computes, as those of torch's own have.
+    """Apply a function whose gradient can be written, as those of torch's own can.
 
     `known` says of which kinds of calls that was asked, and keeps the answers.
     """
@@ -125,12 +125,13 @@ def _checked_apply(
         return applied(function, *arguments, **options)
     call = kind(function, arguments)
     if call not in known:
-        known[call] = derives(function, arguments)
-    if options or not known[call]:
+        known[call] = stated(function, arguments)
+    gradient = known[call]
+    if options or gradient is None:
         raise InputError(
             f"autograd.Function {function.__name__}: a gradient of its own; {GRADIENT_REMEDY}"
         )
-    return written_out(function, arguments)
+    return written_out(function, arguments, gradient)
 
 
 def _refusal(what: str, remedy: str) -> Callable[..., Any]:
