@@ -45,6 +45,7 @@ def test_a_narrower_net_that_does_not_learn_is_not_looked_at(tmp_path: Path) -> 
 def test_narrow_runs_train_the_narrower_net_and_are_no_results(tmp_path: Path) -> None:
     spec = load_spec(write_study(tmp_path, *CHANGES, NARROW, ("trials = 18", "trials = 8")))
     results = run_study(spec, tmp_path / "j", processes=0)
+    assert results.fidelity is not None and results.fidelity.width == 0.5
     records, wide = records_at(tmp_path / "j"), objective_of(spec)
     alone = replace(spec.study, narrow=None)
     narrow = objective_of(replace(spec, study=alone, task=replace(spec.task, widths=(4, 4))))

@@ -18,6 +18,7 @@ from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.search.hypervolume import non_dominated
 from policysearch.space.space import Space
 from policysearch.study.journal.trials import Trial
+from policysearch.study.opening import load_results
 from policysearch.study.questions.why import neighbours, verdict, why
 from policysearch.study.results.noise import change
 from policysearch.study.results.results import Results
@@ -209,6 +210,25 @@ def test_the_command_prints_it(
     text = capsys.readouterr().out
     assert f"trial {every.front[0].number}: " in text and "; fc2 (fc2, tanh2) one step away" in text
     assert "wider" in text and "as it is" in text and "trade" in text
+    (head,) = (line.split() for line in text.splitlines() if line.startswith("step "))
+    assert head == [
+        "step",
+        "format",
+        "trial",
+        "loss",
+        "gap",
+        "more",
+        "gap",
+        "speed",
+        "memory",
+        "beside",
+        "it",
+    ]
+    (wider,) = (line.split() for line in text.splitlines() if line.startswith("wider "))
+    trained, here = load_results(load_spec(study), storage).trial(int(wider[2])), every.front[0]
+    speed = trained.cost.speedup / here.cost.speedup
+    memory = trained.cost.memory_ratio / here.cost.memory_ratio
+    assert wider[5:7] == [f"{speed:.3f}x", f"{memory:.3f}x"] and speed != pytest.approx(memory)
     assert main(["why", "preset:bfloat16", "fc9", *given]) == 2
     assert "layer: 'fc9'; expected one of" in capsys.readouterr().err
 
