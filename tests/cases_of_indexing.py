@@ -170,6 +170,7 @@ CASES: dict[str, tuple[tuple[int, ...], Function]] = {
         lambda x: x[0][torch.searchsorted(torch.tensor([-0.5, 0.5]), x, right=True)].sum(-1) * x,
     ),
     "arange": (FLAT, lambda x: x * F.cross_entropy(x @ x.t(), torch.arange(len(x)))),
+    "fill_diagonal_": (FLAT, lambda x: (x @ x.t()).fill_diagonal_(0.5).sum(-1, keepdim=True) * x),
     "eye": (FLAT, lambda x: ((x @ x.t()) * torch.eye(len(x))).sum(-1, keepdim=True) * x),
     "embedding_bag": (
         FLAT,

@@ -74,6 +74,42 @@ def of_lengths(net: Asking, x: Any) -> Any:
     return x[:, :count].repeat(1, 2) if (times[1:] > times[:-1]).all() else x
 
 
+def similar(x: Any) -> Any:
+    """Return the similarities of all pairs of rows of two views of a batch."""
+    views = torch.cat([x, x.tanh()])
+    return views @ views.mT
+
+
+def off_diagonal(net: Asking, x: Any) -> Any:
+    """As the loss of SimCLR has them: all but those of each with itself."""
+    sim = similar(x)
+    mask = (torch.ones_like(sim) - torch.eye(2 * len(x))).bool()
+    return x * sim.masked_select(mask).view(len(sim), -1).exp().sum(1)[: len(x), None]
+
+
+def positive(net: Asking, x: Any) -> Any:
+    """As Lightning has them: each with its other view."""
+    sim = similar(x)
+    mask = torch.eye(len(sim), dtype=torch.bool).roll(len(x), 0)
+    return x * (sim.logsumexp(1) - sim[mask])[: len(x), None]
+
+
+def filled_diagonal(net: Asking, x: Any) -> Any:
+    sim = similar(x)
+    mask = torch.ones_like(sim, dtype=torch.bool)
+    kept = mask.clone()
+    mask.fill_diagonal_(False)
+    rows = sim[mask].view(len(sim), -1).mean(1)[: len(x), None]
+    return x * rows + sim[kept].view(len(sim), -1).sum(1)[: len(x), None]
+
+
+def rows_of_one(net: Asking, x: Any) -> Any:
+    """Whole rows, and a mask that spreads over others."""
+    first = torch.arange(len(x)) < 1
+    chosen = torch.masked_select(x, torch.arange(4) % 2 == 0)
+    return x + x[first] + chosen.view(len(x), 2).repeat(1, 2)
+
+
 KNOWN: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
     {
         "bool": lambda net, x: 2 * x if net.begun else x,
@@ -86,6 +122,10 @@ KNOWN: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
         "each layer dropped": layers_dropped(1.0),
         "assigned": assigned,
         "filled": filled,
+        "a mask without the diagonal": off_diagonal,
+        "a mask of pairs": positive,
+        "a mask filled": filled_diagonal,
+        "a mask of rows": rows_of_one,
     }
 )
 

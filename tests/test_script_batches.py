@@ -21,7 +21,7 @@ from policysearch.train.scripts.named import script_at
 from policysearch.train.scripts.recipe import recorded
 from policysearch.train.training import train
 from policysearch.values import InputError
-from tests.test_scripts import Points, as_dict, loss_of_dict, net, read
+from tests.test_scripts import Points, Yields, as_dict, loss_of_dict, net, read, rows
 
 pytestmark = pytest.mark.torch
 
@@ -383,3 +383,25 @@ def test_a_metric_that_the_script_defines_is_known_in_other_processes(
     Path("inner.py").write_text(METRIC.replace("metric=METRIC", "metric=lambda *_: 1.0"))
     with pytest.raises(InputError, match=r"metric: <function .*; expected a function that the"):
         script_at("inner.py:script", Path())
+
+
+def test_epochs_are_told_to_the_loader(tmp_path: Path) -> None:
+    """A distributed sampler draws anew where it is told so."""
+
+    class Told(Yields):
+        def __init__(self, *batches: Any) -> None:
+            super().__init__(*batches)
+            self.epochs: list[int] = []
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epochs.append(epoch)
+
+    told = Told(rows(), rows())
+    assert read(tmp_path, told, steps=5).task.steps == 5
+    assert told.epochs[-3:] == [0, 1, 2]  # the first batch is read before, for its shapes
+
+
+@pytest.mark.parametrize("epochs", [0.0, -1.0])
+def test_no_epochs_are_refused(tmp_path: Path, epochs: float) -> None:
+    with pytest.raises(ps.InputError, match=f"epochs: {epochs:g}"):
+        read(tmp_path, Yields(rows()), steps=None, epochs=epochs).task  # noqa: B018

@@ -283,28 +283,6 @@ def test_bad_input_is_said_in_one_line_before_training(
     assert not list(tmp_path.glob(".*")) and not list(tmp_path.glob("*.tmp"))
 
 
-def test_epochs_are_told_to_the_loader(tmp_path: Path) -> None:
-    """A distributed sampler draws anew where it is told so."""
-
-    class Told(Yields):
-        def __init__(self, *batches: Any) -> None:
-            super().__init__(*batches)
-            self.epochs: list[int] = []
-
-        def set_epoch(self, epoch: int) -> None:
-            self.epochs.append(epoch)
-
-    told = Told(rows(), rows())
-    assert read(tmp_path, told, steps=5).task.steps == 5
-    assert told.epochs[-3:] == [0, 1, 2]  # the first batch is read before, for its shapes
-
-
-@pytest.mark.parametrize("epochs", [0.0, -1.0])
-def test_no_epochs_are_refused(tmp_path: Path, epochs: float) -> None:
-    with pytest.raises(ps.InputError, match=f"epochs: {epochs:g}"):
-        read(tmp_path, Yields(rows()), steps=None, epochs=epochs).task  # noqa: B018
-
-
 def loop(module: Any, optimizer: Any, scheduler: Any, batches: list[Any]) -> list[float]:
     losses = []
     for x, y in batches:

@@ -39,6 +39,10 @@ BELOW: Mapping[str, bool] = MappingProxyType(
 """Whether an op asks if a value is below a number, or above it."""
 
 
+LIKE = ("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full")
+"""Ops that read of their first argument what shape and format it has."""
+
+
 class KnownValues:
     """Values of a forward pass, while its module is exported; `buffers` are those that were read.
 
@@ -60,8 +64,8 @@ class KnownValues:
         return node is not None and node.op == "call_function" and self._of_node(node) is None
 
     def _of_node(self, last: Any) -> Any:
-        needed = _ancestors(last)
-        if not _written_bases(last.graph).isdisjoint(map(_base, needed)):
+        needed = _with_writers(_ancestors(last))
+        if any(written(node) is not None and _base(node).op != "call_function" for node in needed):
             return None
         if op_of(last) in BELOW and op_of(last.args[0]) in SHARES:
             return _of_share(last)
@@ -77,6 +81,9 @@ class KnownValues:
                 if node in buffers:
                     values[node] = self._real[buffers[node]]
                 else:
+                    if _is_like(node):
+                        seen = node.args[0].meta["val"]
+                        values[node.args[0]] = torch.empty(tuple(seen.shape), dtype=seen.dtype)
                     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
                     values[node] = node.target(*args, **kwargs)
         return values[last]
@@ -128,6 +135,10 @@ def _is_repeatable(node: Any) -> bool:
     return node.op == "call_function" and DRAWN not in getattr(node.target, "tags", ())
 
 
+def _is_like(node: Any) -> bool:
+    return op_of(node).removeprefix("aten.") in LIKE
+
+
 def _written_bases(graph: Any) -> set[Any]:
     return {_base(node) for node in graph.nodes if written(node) is not None}
 
@@ -150,8 +161,56 @@ def _ancestors(last: Any) -> list[Any]:
         node = waiting.pop()
         if node not in needed:
             needed.add(node)
-            waiting += node.all_input_nodes
+            waiting += node.all_input_nodes[_is_like(node) :]
     return [node for node in last.graph.nodes if node in needed]
+
+
+def _with_writers(needed: list[Any]) -> list[Any]:
+    """Return nodes with those that write into their memory, in their order."""
+    graph, bases = needed[-1].graph, set(map(_base, needed))
+    writers = [node for node in graph.nodes if written(node) is not None and _base(node) in bases]
+    every = {node for writer in writers for node in _ancestors(writer)}.union(needed)
+    if len(every) == len(needed):
+        return needed
+    return _with_writers([node for node in graph.nodes if node in every])
+
+
+def _chosen(x: Any, mask: Any, count: int) -> Any:
+    """Return the `count` rows that a mask chooses: its truths stand first where it is sorted."""
+    places = torch.argsort(mask.flatten().logical_not().to(torch.int64), stable=True)[:count]
+    return x.reshape(-1, *x.shape[mask.ndim :]).index_select(0, places)
+
+
+SELECTIONS = (
+    (torch.Tensor, "__getitem__"),
+    (torch.Tensor, "masked_select"),
+    (torch, "masked_select"),
+)
+"""Where forward chooses by a mask."""
+
+
+def _known_selection(
+    values: KnownValues, real: Callable[..., Any], spread: bool
+) -> Callable[..., Any]:
+    """Return a selection by a mask that says how many it chooses where the mask is known.
+
+    `spread`: as many axes as either has are chosen from.
+    """
+
+    def choose(x: Any, mask: Any) -> Any:
+        node = _node_of(mask) if _is_mask(mask) else None
+        numbers = values.value(mask) if node is not None and node.op == "call_function" else None
+        if spread and numbers is not None:
+            x, mask = torch.broadcast_tensors(x, mask)
+        with _outside():
+            count = 0 if numbers is None else int(numbers.expand(tuple(mask.shape)).sum())
+        return _chosen(x, mask, count) if count else real(x, mask)
+
+    return choose
+
+
+def _is_mask(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == torch.bool and value.ndim > 0
 
 
 class _Data:
@@ -173,7 +232,8 @@ class _Data:
 def values_known(module: Any) -> Iterator[KnownValues]:
     """While it is entered, what of a tensor's numbers is known is given where forward asks.
 
-    What torch itself asks of other values is not so, and Tensor.data is a view without gradients.
+    So is how many rows a mask chooses. What torch itself asks of other values is not given, and
+    Tensor.data is a view without gradients.
     """
     values = KnownValues(module)
 
@@ -197,5 +257,8 @@ def values_known(module: Any) -> Iterator[KnownValues]:
     with contextlib.ExitStack() as stack:
         for name in ASKS:
             stack.enter_context(mock.patch.object(torch.Tensor, name, asking(name)))
+        for owner, name in SELECTIONS:
+            choose = _known_selection(values, getattr(owner, name), name == "masked_select")
+            stack.enter_context(mock.patch.object(owner, name, choose))
         stack.enter_context(mock.patch.object(torch.Tensor, "data", _Data(), create=True))
         yield values

@@ -94,6 +94,13 @@ def eye(t: Tracer, rows: int, columns: int = 0, **_: Any) -> Tensor:
     return t.whole(routing.eye, t.number(1.0), shape=(rows, columns or rows))
 
 
+def fill_diagonal(t: Tracer, x: Tensor, value: float, wrap: bool = False) -> Tensor:
+    """Fill the diagonal of a matrix."""
+    if len(x.shape) != 2 or (wrap and x.shape[0] > x.shape[1]):
+        raise refuse("a diagonal of more than a matrix", "fill it by a mask: x.masked_fill(...)")
+    return masked_fill(t, x, eye(t, *x.shape), value)
+
+
 MODES = ("sum", "mean", "max")
 """Of `embedding_bag`, as torch numbers them."""
 
@@ -161,6 +168,7 @@ def _of_bags(t: Tracer, mode: str, rows: Tensor, kept: Tensor | None) -> Tensor:
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
+        "fill_diagonal": fill_diagonal,
         "topk": topk,
         "sort": sort,
         "argsort": argsort,
