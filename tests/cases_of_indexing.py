@@ -28,6 +28,13 @@ def _set(part: Any, value: Callable[[Any], Any]) -> Function:
     return function
 
 
+def _changed_diagonals(x: Any) -> Any:
+    """Write into views of diagonals, as the loss of Barlow Twins does, and read both."""
+    y = x[:, :4, :4] * 2.0
+    ends = y.diagonal(0, 1, 2).add_(-1.0).pow_(2).sum(-1)
+    return y * ends[:, None, None] * x[:, :4, :4]
+
+
 def _along(x: Any, row: int, columns: int) -> Any:
     return NUMBERS[row, :, None].expand(len(x), 3, columns)
 
@@ -170,6 +177,11 @@ CASES: dict[str, tuple[tuple[int, ...], Function]] = {
         lambda x: x[0][torch.searchsorted(torch.tensor([-0.5, 0.5]), x, right=True)].sum(-1) * x,
     ),
     "arange": (FLAT, lambda x: x * F.cross_entropy(x @ x.t(), torch.arange(len(x)))),
+    "diagonal_scatter": (
+        FLAT,
+        lambda x: (x @ x.t()).diagonal_scatter(x.sum(-1).square()).sum(-1, keepdim=True) * x,
+    ),
+    "diagonals in place": (ROWS, _changed_diagonals),
     "fill_diagonal_": (FLAT, lambda x: (x @ x.t()).fill_diagonal_(0.5).sum(-1, keepdim=True) * x),
     "eye": (FLAT, lambda x: ((x @ x.t()) * torch.eye(len(x))).sum(-1, keepdim=True) * x),
     "embedding_bag": (

@@ -40,12 +40,18 @@ class Reversed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        return -grad
+        return grad.clamp(-1.0, 1.0)
+
+
+def _changed_windows(x: Any) -> Any:
+    y = x * 2.0
+    y.unfold(1, 2, 2).add_(1.0)
+    return y
 
 
 def _changed_diagonal(x: Any) -> Any:
     y = x * 2.0
-    y.diagonal(0, 1, 2).add_(1.0)
+    y.diagonal(1, 1, 2).add_(1.0)
     return y
 
 
@@ -77,8 +83,12 @@ REFUSED: dict[str, tuple[Function, str]] = {
         r"__and__: bits of whole numbers; compute them before, as an int64 input",
     ),
     "a part in place": (
-        _changed_diagonal,
+        _changed_windows,
         r"add_: changes what another view reads later; write it out of place",
+    ),
+    "another diagonal": (
+        _changed_diagonal,
+        r"values on a diagonal; write them by a mask: torch.where",
     ),
     "a selection": (
         lambda x: x * x[:, x[0, :, 0] > 0].sum(),

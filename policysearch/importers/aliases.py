@@ -132,6 +132,10 @@ BACK: Mapping[str, Back] = MappingProxyType(
             aten.select_scatter.default,
             (parent, value, *view.args[1:]),
         ),
+        "diagonal": lambda parent, value, view: (
+            aten.diagonal_scatter.default,
+            (parent, value, *view.args[1:]),
+        ),
         "slice": lambda parent, value, view: (
             aten.slice_scatter.default,
             (parent, value, *view.args[1:]),

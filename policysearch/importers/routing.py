@@ -13,7 +13,7 @@ from policysearch.importers.attention import masked_fill
 from policysearch.importers.elementwise import divide, multiply
 from policysearch.importers.indexing import gathered
 from policysearch.importers.layers import embedding
-from policysearch.importers.shapes import cat, part, squeeze, unsqueeze
+from policysearch.importers.shapes import cat, expand, part, squeeze, unsqueeze
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import extrema, routing
 from policysearch.ops.comparison import compare
@@ -94,6 +94,17 @@ def eye(t: Tracer, rows: int, columns: int = 0, **_: Any) -> Tensor:
     return t.whole(routing.eye, t.number(1.0), shape=(rows, columns or rows))
 
 
+def diagonal_scatter(
+    t: Tracer, x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Tensor:
+    """Put values on the diagonals of square matrices, the last two axes."""
+    axes, (rows, columns) = [dim1 % len(x.shape), dim2 % len(x.shape)], x.shape[-2:]
+    if offset or axes != [len(x.shape) - 2, len(x.shape) - 1] or rows != columns:
+        raise refuse("values on a diagonal", "write them by a mask: torch.where(mask, ..., x)")
+    values = expand(t, unsqueeze(t, source, -1), x.shape)
+    return masked_fill(t, x, expand(t, eye(t, rows, columns), x.shape), values)
+
+
 def fill_diagonal(t: Tracer, x: Tensor, value: float, wrap: bool = False) -> Tensor:
     """Fill the diagonal of a matrix."""
     if len(x.shape) != 2 or (wrap and x.shape[0] > x.shape[1]):
@@ -169,6 +180,7 @@ def _of_bags(t: Tracer, mode: str, rows: Tensor, kept: Tensor | None) -> Tensor:
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "fill_diagonal": fill_diagonal,
+        "diagonal_scatter": diagonal_scatter,
         "topk": topk,
         "sort": sort,
         "argsort": argsort,
