@@ -31,8 +31,8 @@ def _hooked(x: Any) -> Any:
     return y
 
 
-class Reversed(torch.autograd.Function):
-    """The identity, with another gradient."""
+class Clipped(torch.autograd.Function):
+    """The identity, whose gradient is kept within 1."""
 
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:
@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
     ),
     "a draw by weights": (lambda x: x * x[0].exp().multinomial(1), r"multinomial: no rule for"),
     "autocast": (_under_autocast, r"wrap_with_autocast: .* leave it out: formats are the policy's"),
-    "a gradient of one's own": (lambda x: Reversed.apply(x), r"autograd.Function Reversed: a grad"),
+    "a gradient of one's own": (lambda x: Clipped.apply(x), r"autograd.Function Clipped: a grad"),
     "a hook on a tensor": (_hooked, r"Tensor.register_hook in forward: expected the gradients"),
 }
 
