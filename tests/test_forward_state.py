@@ -222,3 +222,35 @@ def test_a_buffer_that_moves_costs_no_further_export(change: Any, exports: int) 
         model: Any = imported_steps.imported(Net(change), (X,))
     assert export.call_count == exports
     assert ("part.norm.running_mean" in {spec.name for spec in model.kept}) is (exports == 3)
+
+
+def test_a_lazy_layer_is_refused_until_it_has_run() -> None:
+    net, x = torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.Linear(8, 3)), torch.zeros(4, 6)
+    with pytest.raises(InputError, match=r"0.weight: of a lazy layer, .*; run forward once before"):
+        policysearch.from_torch(net, x)
+    net(x)
+    assert policysearch.from_torch(net, x).layer_names == ("0", "1")
+
+
+class Resized(torch.nn.Module):
+    """Has a buffer that forward makes anew where its length is another."""
+
+    places: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.register_buffer("places", torch.zeros(1), persistent=False)
+
+    def forward(self, x: Any) -> Any:
+        if len(self.places) != x.shape[1]:
+            self.places = torch.arange(x.shape[1]).float()
+        return self.layer(x) * self.places
+
+
+def test_a_buffer_of_the_module_itself_that_is_resized_is_refused_until_it_has_run() -> None:
+    net, x = Resized(), torch.zeros(3, 4)
+    with pytest.raises(InputError, match=r"places: forward gives it \[4\] for \[1\]; expected one"):
+        policysearch.from_torch(net, x)
+    net(x)
+    assert policysearch.from_torch(net, x).layer_names[:1] == ("layer",)

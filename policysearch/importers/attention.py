@@ -248,7 +248,9 @@ def _repeated_heads(t: Tracer, x: Tensor, count: int) -> Tensor:
     return t.view(wide, (*lead, heads * count, rows, columns))
 
 
-def masked_fill(t: Tracer, x: Tensor, mask: Tensor, value: float, outside: bool = False) -> Tensor:
+def masked_fill(
+    t: Tracer, x: Tensor, mask: Tensor, value: float | Tensor, outside: bool = False
+) -> Tensor:
     """Fill x where the mask is not 0, or, with `outside`, where it is 0."""
     if isinstance(value, Tensor):
         whole = expand(t, x, np.broadcast_shapes(x.shape, mask.shape))

@@ -79,15 +79,16 @@ def left_known(module: Any) -> Iterator[PassState]:
 def assignments_written(module: Any) -> Iterator[None]:
     """While it is entered, a buffer that forward assigns is written into.
 
-    torch.export does so with those of the module itself alone, and forgets those of its parts.
+    torch.export does so with those of the module itself alone, and forgets those of its parts. One
+    that gets another shape raises InputError.
     """
     first: dict[tuple[Any, str], Any] = {}
 
     def begin(part: Any, *_: Any) -> None:
-        parts = (inner for inner in part.modules() if inner is not part)
+        parts = part.modules()
         first.update({(inner, name): x for inner in parts for name, x in inner._buffers.items()})
 
-    def end(*_: Any) -> None:
+    def end(part: Any, *_: Any) -> None:
         while first:  # copies of the module may have this hook too
             (inner, name), before = first.popitem()
             now = inner._buffers.get(name)
@@ -95,7 +96,12 @@ def assignments_written(module: Any) -> Iterator[None]:
                 continue
             if now.shape != before.shape:
                 shapes = f"{list(now.shape)} for {list(before.shape)}"
-                raise InputError(f"buffer {name}: forward gives it {shapes}; expected one shape")
+                raise InputError(
+                    f"buffer {name}: forward gives it {shapes}; expected one shape: run forward "
+                    "once before, where the module is made"
+                )
+            if inner is part:
+                continue
             with torch.no_grad():
                 before.copy_(now)
             inner._buffers[name] = before

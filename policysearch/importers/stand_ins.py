@@ -77,8 +77,11 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def check_layouts(module: Any) -> None:
-    """Raise InputError for what a module holds as a sparse tensor."""
+    """Raise InputError for what a module holds as a sparse tensor, or without a shape yet."""
     for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if torch.nn.parameter.is_lazy(value):
+            remedy = "run forward once before, where the module is made"
+            raise InputError(f"{name}: of a lazy layer, without a shape yet; {remedy}")
         if value.layout != torch.strided:
             given = str(value.layout).removeprefix("torch.")
             raise InputError(f"{name}: {given}; expected a dense tensor: .to_dense()")
