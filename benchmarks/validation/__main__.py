@@ -90,9 +90,8 @@ def _validate(options: argparse.Namespace) -> None:
     refuse(options, ("device", "place", "rounds", "seed"), "without --measured; expected both")
     if options.fit:
         refuse(options, ("rows", "aliases"), "with --fit; expected one of them")
-        known = known_of(settings_of(shipped_rows())[0])
-        write_known(known)
-        write_narrow(read_narrow_rows(), known.constants)
+        write_known(known_of(settings_of(shipped_rows())[0]))
+        write_narrow(read_narrow_rows())
         print(f"wrote {HELD_OUT.name} and {NARROW_HELD_OUT.name}")
         return
     kind = next(kind for kind in PAGES if getattr(options, kind))

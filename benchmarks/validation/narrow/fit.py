@@ -25,7 +25,7 @@ from benchmarks.validation.narrow.scalings import (
     NarrowConstants,
     constants_data,
 )
-from policysearch.cost.roofline import FITTED, Array, Constants
+from policysearch.cost.roofline import Array
 from policysearch.formats import format_named
 from policysearch.objective.published.row_file import built_of
 
@@ -42,10 +42,10 @@ START = np.zeros(1 + len(RATES) + len(SCALINGS))
 """The place of the priors where a fit begins."""
 
 
-def fit_narrow(rows: Sequence[NarrowRow], constants: Constants = FITTED) -> NarrowConstants:
+def fit_narrow(rows: Sequence[NarrowRow]) -> NarrowConstants:
     """Return the constants that fit published speedups of 8-bit and smaller products.
 
-    `constants` are those of all else.
+    Those of all else are FITTED.
 
     Least soft absolute errors of the logarithms; rows of one recipe, kind and device weigh as the
     root of their number. A recipe that no row has gets the rate of all of its bits.
@@ -58,7 +58,7 @@ def fit_narrow(rows: Sequence[NarrowRow], constants: Constants = FITTED) -> Narr
 
     def residuals(place: Array) -> Array:
         narrow = _constants_at(place)
-        errors = np.log([narrow_speedup(row, constants, narrow) for row in rows]) - truth
+        errors = np.log([narrow_speedup(row, narrow=narrow) for row in rows]) - truth
         return np.concatenate([errors / TOLERANCE * weights**0.5, place])
 
     near = {"ftol": CLOSE, "xtol": CLOSE}
@@ -78,16 +78,14 @@ def _constants_at(place: Array) -> NarrowConstants:
     return NarrowConstants(float(elements), rates)
 
 
-def write_narrow(
-    rows: Sequence[NarrowRow], constants: Constants = FITTED, path: Path = HELD_OUT
-) -> None:
+def write_narrow(rows: Sequence[NarrowRow], path: Path = HELD_OUT) -> None:
     """Write what fits all rows, and by family of recipes what fits those without one of it."""
     built = built_of(rows, lambda row: (row, narrow_speedup(row, narrow=_constants_at(START))))[0]
     eight = [row for row, _ in built if is_eight_bit(row)]
-    fits = {ALL: fit_narrow(eight, constants)}
+    fits = {ALL: fit_narrow(eight)}
     for family in dict.fromkeys(scaling.family for scaling in SCALINGS.values()):
         others = [row for row in eight if family not in families_of(row)]
-        fits[family] = fit_narrow(others, constants)
+        fits[family] = fit_narrow(others)
     data = {name: constants_data(constants) for name, constants in fits.items()}
     lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in data.items())
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
