@@ -33,8 +33,8 @@ class Hostile(nn.Module):
         return self.does(self, x)
 
 
-class Reversed(torch.autograd.Function):
-    """Says that its gradient is another than it is."""
+class Clipped(torch.autograd.Function):
+    """Keeps its gradient within 1."""
 
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:
@@ -42,7 +42,7 @@ class Reversed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return -grads[0]
+        return grads[0].clamp(-1.0, 1.0)
 
 
 def _branches(net: Any, x: Any) -> Any:
@@ -91,7 +91,7 @@ HOSTILE: dict[str, Forward] = {
     "rows where a mask is true": lambda net, x: net.fc(x)[x[:, 0] > 0],
     "places that are not zero": lambda net, x: net.fc(x).nonzero().float(),
     "unique values": lambda net, x: torch.unique(net.fc(x)),
-    "a gradient of its own": lambda net, x: Reversed.apply(net.fc(x)),
+    "a gradient of its own": lambda net, x: Clipped.apply(net.fc(x)),
     "a hook": _hooks,
     "a counter": _counts,
     "an error of its own": _raises,
