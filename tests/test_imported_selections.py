@@ -254,7 +254,7 @@ def test_products_that_autocast_leaves_alone_are_float32_under_every_policy() ->
         (
             lambda y: y.float() @ y.mT,
             False,
-            r"a product under autocast\(enabled=False\); its format",
+            r"autocast\(enabled=False\); its format is",
         ),
         (torch.relu, True, "a region under autocast; leave it out: formats are the policy's"),
         (lambda y: y @ y.mT, False, "take it out of the region, or write it as a product of two"),
