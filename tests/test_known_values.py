@@ -90,7 +90,8 @@ def off_diagonal(net: Asking, x: Any) -> Any:
 def positive(net: Asking, x: Any) -> Any:
     """As Lightning has them: each with its other view."""
     sim = similar(x)
-    mask = torch.eye(len(sim), dtype=torch.bool).roll(len(x), 0)
+    diagonal = torch.eye(len(sim), dtype=torch.bool)
+    mask = (torch.ones_like(diagonal) & diagonal).roll(len(x), 0)
     return x * (sim.logsumexp(1) - sim[mask])[: len(x), None]
 
 

@@ -11,7 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -83,7 +83,8 @@ class KnownValues:
                 else:
                     if _is_like(node):
                         seen = node.args[0].meta["val"]
-                        values[node.args[0]] = torch.empty(tuple(seen.shape), dtype=seen.dtype)
+                        alike = torch.empty(tuple(seen.shape), dtype=seen.dtype)
+                        values.setdefault(node.args[0], alike)
                     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
                     values[node] = node.target(*args, **kwargs)
         return values[last]
@@ -197,14 +198,19 @@ def _known_selection(
     `spread`: as many axes as either has are chosen from.
     """
 
-    def choose(x: Any, mask: Any) -> Any:
+    def choose(*given: Any, **named: Any) -> Any:
+        plain = len(given) == 2 and not named
+        x, mask = cast(tuple[Any, Any], given if plain else (None, None))
         node = _node_of(mask) if _is_mask(mask) else None
         numbers = values.value(mask) if node is not None and node.op == "call_function" else None
-        if spread and numbers is not None:
+        if numbers is None:
+            return real(*given, **named)
+        if spread:
             x, mask = torch.broadcast_tensors(x, mask)
         with _outside():
-            count = 0 if numbers is None else int(numbers.expand(tuple(mask.shape)).sum())
-        return _chosen(x, mask, count) if count else real(x, mask)
+            count = int(numbers.expand(tuple(mask.shape)).sum())
+        fits = x.shape[: mask.ndim] == mask.shape
+        return _chosen(x, mask, count) if fits and count else real(*given, **named)
 
     return choose
 
