@@ -15,6 +15,7 @@ from torch import nn
 
 from benchmarks.census import net as census
 from benchmarks.census.measure import verdict
+from benchmarks.census.moved import Reversal
 from policysearch.values import InputError
 from tests.imported_steps import assert_as_torch, imported
 
@@ -128,19 +129,6 @@ class Turned(Straight):
         return grad.roll(1, -1)
 
 
-class Reversed(torch.autograd.Function):
-    """The identity, whose gradient is turned round, as in domain-adversarial training."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, share: float) -> Any:
-        ctx.share = share
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return grad.neg() * ctx.share, None
-
-
 class Spike(torch.autograd.Function):
     """1 above 0, with the gradient of a fast sigmoid, as in spiking nets."""
 
@@ -207,7 +195,7 @@ def _inputs() -> tuple[Any, ...]:
         lambda x, y: First.apply(x, y),
         lambda x, y: Product.apply(x, y),
         lambda x, y: Straight.apply(x) + y,
-        lambda x, y: Reversed.apply(x, 0.3) * y,
+        lambda x, y: Reversal.apply(x, 0.3) * y,
         lambda x, y: Spike.apply(y, 4.0) + x,
     ],
 )
@@ -238,7 +226,7 @@ def test_a_gradient_that_cannot_be_written_is_refused(
 
 @pytest.mark.parametrize(
     "function",
-    [lambda x, y: Straight.apply(x) + y, lambda x, y: Reversed.apply(x, 0.3) * y],
+    [lambda x, y: Straight.apply(x) + y, lambda x, y: Reversal.apply(x, 0.3) * y],
 )
 def test_a_number_that_multiplies_a_gradient_is_not_rounded(
     function: Callable[[Any, Any], Any],

@@ -153,9 +153,10 @@ def _leave_uncast(tracer: Tracer, start: int) -> None:
         wide = [tracer.is_widened(i) for i in node.inputs]
         if node.op.placement == "low":
             if node.op.kind != "gemm" or not all(wide):
-                given = "a product under autocast(enabled=False)"
-                remedy = "take it out of the region, or write it as a product of two x.float()"
-                raise InputError(f"{given}; its format is the policy's: {remedy}")
+                raise InputError(
+                    "a product under autocast(enabled=False); its format is the policy's: take it "
+                    "out of the region, or write it as a product of two x.float()"
+                )
             tracer.b.nodes[node.id] = changed_node(node, source=FLOAT32_ALONE)
         elif node.op.placement == "fp32" and not any(wide):
             raise InputError(

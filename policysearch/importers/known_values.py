@@ -82,9 +82,9 @@ class KnownValues:
                     values[node] = self._real[buffers[node]]
                 else:
                     if _is_like(node):
-                        seen = node.args[0].meta["val"]
-                        alike = torch.empty(tuple(seen.shape), dtype=seen.dtype)
-                        values.setdefault(node.args[0], alike)
+                        model = node.args[0]
+                        shape, dtype = tuple(model.meta["val"].shape), model.meta["val"].dtype
+                        values.setdefault(model, torch.empty(shape, dtype=dtype))
                     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
                     values[node] = node.target(*args, **kwargs)
         return values[last]

@@ -45,10 +45,9 @@ START = np.zeros(1 + len(RATES) + len(SCALINGS))
 def fit_narrow(rows: Sequence[NarrowRow]) -> NarrowConstants:
     """Return the constants that fit published speedups of 8-bit and smaller products.
 
-    Those of all else are FITTED.
-
-    Least soft absolute errors of the logarithms; rows of one recipe, kind and device weigh as the
-    root of their number. A recipe that no row has gets the rate of all of its bits.
+    All else is as FITTED. Least soft absolute errors of the logarithms; rows of one recipe, kind
+    and device weigh as the root of their number. A recipe that no row has gets the rate of all of
+    its bits.
     """
     truth = np.log([row.speedup for row in rows])
     kinds = [(recipes_of(row)[-1], row.kind, row.hardware) for row in rows]

@@ -60,6 +60,9 @@ def narrow_page(judged: Sequence[Judged], unbuilt: Sequence[Unbuilt] = ()) -> st
         of_kind = [each for each in judged if each.row.kind == kind]
         lines += _errors(f"{kind}, 8 bits and below", [e for e in of_kind if e in eight])
         lines += _errors(f"{kind}, 16 over 32 bits", [e for e in of_kind if e not in eight])
+    narrow = [each for each in eight if len(recipes_of(each.row)) == 2]
+    lines += _errors("over a baseline of 8 bits", narrow)
+    lines += _errors("MXFP8 over it", [e for e in narrow if recipes_of(e.row)[-1] == "mx"])
     parts = [each for each in eight if each.row.kind != "end-to-end"]
     lines += _errors("layers and gemms together, 8 bits and below", parts)
     if not eight:

@@ -98,13 +98,15 @@ class _LayerWithRegions(_Layer):
         return super().__exit__(*raised)
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
         outside = torch.is_autocast_enabled(self.device_type) or OP.get(function) not in PRODUCTS
-        if outside or _autocast_depth() <= self.depths[-1]:
+        if (
+            outside
+            or _autocast_depth() <= self.depths[-1]
+            or any(x.dtype != torch.float32 for x in _floats((args, kwargs)))
+        ):
             return super().__torch_function__(function, types, args, kwargs)
-        given = _floats((args, kwargs or {}))
-        if any(x.dtype != torch.float32 for x in given):
-            return super().__torch_function__(function, types, args, kwargs)
-        return function(*args, **(kwargs or {}))
+        return function(*args, **kwargs)
 
 
 def _autocast_depth():
