@@ -113,10 +113,34 @@ class Renamed(nn.Module):
         return h.dtype
 
 
-CASES: tuple[tuple[type[nn.Module], Any], ...] = (
+class Kept(nn.Module):
+    """A value that is also read as it was before it was cast to the format of a parameter."""
+
+    def __init__(self, typed: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 5)
+        self.weight, self.typed = nn.Parameter(torch.randn(8)), typed
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        wide = h.type_as(self.weight) if self.typed else h.to(self.weight.dtype)
+        return torch.as_tensor(self.last((wide * self.weight).to(h.dtype) + h * h))
+
+
+def _by_type() -> Kept:
+    return Kept(typed=True)
+
+
+def _by_dtype() -> Kept:
+    return Kept(typed=False)
+
+
+CASES: tuple[tuple[Any, Any], ...] = (
     (Stored, normal((4, 6))),
     (Named, normal((4, 6))),
     (Renamed, normal((4, 6))),
+    (_by_type, normal((4, 6))),
+    (_by_dtype, normal((4, 6))),
     (Lying, normal((4, 6))),
     (Left, normal((4, 6))),
     (Overlapping, normal((2, 9, 9))),

@@ -32,7 +32,7 @@ Place = tuple[FrameType, Any]
 """A frame and a variable of it or an instruction; it is held, so that no other takes its number."""
 
 _dtype: Any = torch._C.TensorBase.dtype
-_casts: Any = {name: getattr(torch.Tensor, name) for name in ("to", "type")}
+_casts: Any = {name: getattr(torch.Tensor, name) for name in ("to", "type", "type_as")}
 
 
 class _Reads:
@@ -92,16 +92,27 @@ def _read_follower(reads: _Reads) -> Iterator[None]:
             y = None if dtype is None or copied else reads.behind(sys._getframe(1), dtype)
             if y is None:
                 return _casts[name](x, *arguments, **options)
-            return _casts["to"](x, dtype) if dtype == torch.float32 else x.type_as(y)
+            if dtype == torch.float32:
+                return _casts["to"](_apart(x), dtype)
+            return _casts["type_as"](_apart(x), y)
 
         return call
+
+    def type_as(x: Any, other: Any) -> Any:
+        own = not sys._getframe(1).f_code.co_filename.startswith(TORCH)
+        return _casts["type_as"](_apart(x) if own else x, other)
 
     with contextlib.ExitStack() as stack:
         patch = mock.patch.object(torch.Tensor, "dtype", _Dtype(reads), create=True)
         stack.enter_context(patch)
-        for name in _casts:
-            stack.enter_context(mock.patch.object(torch.Tensor, name, cast(name)))
+        for name, call in {"to": cast("to"), "type": cast("type"), "type_as": type_as}.items():
+            stack.enter_context(mock.patch.object(torch.Tensor, name, call))
         yield
+
+
+def _apart(x: Any) -> Any:
+    """Return x by another name: a cast that changes nothing gives x, whose later uses it takes."""
+    return torch.ops.aten.alias(x)
 
 
 class _Tried(_Reads):
