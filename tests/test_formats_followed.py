@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -125,6 +125,38 @@ class Kept(nn.Module):
         h = self.first(x)
         wide = h.type_as(self.weight) if self.typed else h.to(self.weight.dtype)
         return torch.as_tensor(self.last((wide * self.weight).to(h.dtype) + h * h))
+
+
+MADE: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "full": lambda y: torch.full((8,), 0.3, dtype=y.dtype),
+    "tensor": lambda y: torch.tensor([0.3] * 8, dtype=y.dtype),
+    "tensor, cast": lambda y: torch.tensor([0.3] * 8).to(y),
+    "new_tensor": lambda y: y.new_tensor([0.3] * 8),
+    "ones, computed with": lambda y: torch.ones(8, dtype=y.dtype).mul(0.3).neg(),
+    "empty, filled": lambda y: torch.empty(8, dtype=y.dtype).fill_(0.3),
+}
+
+
+class Made(nn.Module):
+    """A tensor made in the format of a value that meets one in bfloat16: float32, or so too."""
+
+    def __init__(self, name: str, wide: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 5)
+        self.norm, self.make, self.wide = nn.LayerNorm(8), MADE[name], wide
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        y = self.norm(h) if self.wide else h
+        return torch.as_tensor(self.last((h * self.make(y)) * h + y))
+
+
+@pytest.mark.parametrize("wide", (True, False), ids=("wide", "low"))
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_made_in_the_format_of_a_value_has_it(name: str, wide: bool) -> None:
+    found = verdict(Net(lambda: Made(name, wide), normal((4, 6))))
+    assert found.single is not None and found.single.within(3.0, LEAST), found
+    assert found.half is not None and found.half.within(FACTOR, LEAST), found
 
 
 def _by_type() -> Kept:

@@ -6,10 +6,11 @@ gradients are from torch in float64 and how far torch's own float32 is, and the 
 autocast beside the exported file. Torch's own error is the largest of several runs that are as
 right: parameters moved by a jitter; in float32 also inputs moved by one unit of the last place,
 the batch in another order, and kernels other than oneDNN's. What in bfloat16 is only within what
-another order of sums does to torch itself (`MovedSums`) is called so, and what in float32 is off by
-elements of rectifiers that lie on the other side of 0 (`edges.py`). 16-bit ops are those of
-a GPU, and LSTMs as torch writes them out (`verify/gpu_rounding.py`). timm and transformers are in
-`.[zoo]`.
+another order of sums, or another choice among equal values, does to torch itself (`MovedSums`) is
+called so, and what in float32 is off by elements of rectifiers that lie on the other side of 0
+(`edges.py`). Values that are not finite are no error where torch has the same. 16-bit ops are those
+of a GPU, and LSTMs as torch writes them out (`verify/gpu_rounding.py`). timm and transformers are
+in `.[zoo]`.
 """
 
 from __future__ import annotations

@@ -101,10 +101,10 @@ def _emit(tracer: Tracer, call: Call) -> None:
     arguments = tracer.settled(arguments)
     options = {key: tracer.argument(value) for key, value in call.options}
     rule = _rule_for(tracer, call.op, arguments)
-    follows, uncast = tracer.follows(arguments), options.pop(UNCAST, False)
+    followed, uncast = tracer.followed(arguments), options.pop(UNCAST, False)
     start = len(tracer.b.nodes)
     try:
-        with tracer.b.scope(**({"role": "input"} if follows else {})):
+        with tracer.b.scope(**({} if followed is None else {"role": "input"})):
             result = rule(tracer, *arguments, **options)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
@@ -120,8 +120,8 @@ def _emit(tracer: Tracer, call: Call) -> None:
     if call.kind != FLOATS and not all(tracer.is_whole(x) for x in _tensors(result)):
         given = f"{call.kind} made of floats"
         raise InputError(f"{given}; give them as an int64 input of their own")
-    if follows:
-        tracer.follow(result)
+    if followed is not None:
+        tracer.follow(result, followed)
     tracer.keep(call.name, result, call.kind)
     if call.changed:
         if isinstance(result, Tensor) and call.kind == FLOATS:

@@ -10,8 +10,9 @@ import torch
 from policysearch.importers.aliases import op_of
 from policysearch.importers.decomposition import multiplies
 from policysearch.importers.exported import BATCHES, LARGEST, kind_of, path_of
+from policysearch.importers.followed import FORMAT
 from policysearch.importers.packed import MARK
-from policysearch.importers.program import FLOATS, Extent
+from policysearch.importers.program import COMPLEX, FLOATS, TRUTHS, WHOLES, Extent
 from policysearch.values import InputError
 
 FILLING = ("zeros", "empty", "ones", "full")
@@ -119,6 +120,25 @@ def is_made_low(versions: Sequence[Any], stored: Collection[str], casts_known: b
     value = copied.meta.get("val")
     low = isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16
     return low and not any(x.name in stored for x in copied.all_input_nodes)
+
+
+def format_of(node: Any, names: Mapping[Any, str], made: Mapping[str, str]) -> str:
+    """Return the name of the value whose format a constant is made in, "" where none is said.
+
+    What is computed of constants has that of the first that has one, by `made`.
+    """
+    if FORMAT in node.meta:
+        return names.get(node.meta[FORMAT], "")
+    known = (made.get(names[x], "") for x in node.all_input_nodes)
+    return next((name for name in known if name), "")
+
+
+def kind_of_constant(value: Any) -> str:
+    if value.is_complex():
+        return COMPLEX
+    if value.is_floating_point():
+        return FLOATS
+    return TRUTHS if value.dtype == torch.bool else WHOLES
 
 
 def in_range(value: Any) -> Any:

@@ -22,7 +22,7 @@ import torch
 
 from policysearch.importers.aliases import Aliases, in_place, op_of, open_regions
 from policysearch.importers.decomposition import take_apart
-from policysearch.importers.followed import call_name, followed_known
+from policysearch.importers.followed import call_name, followed_known, note_formats
 from policysearch.importers.forward_state import (
     assignments_written,
     draw_states,
@@ -136,6 +136,7 @@ def _program(module: Any, inputs: tuple[Any, ...], lines: bool) -> Any:
     ):
         program = torch.export.export(module, inputs, strict=False)
     open_regions(program.graph_module)
+    note_formats(program.graph)
     _unify_copies(program.graph)
     values.check(program)
     take_apart(program, rule_of)

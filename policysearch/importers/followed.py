@@ -3,7 +3,8 @@
 While a forward pass runs, who reads the dtype of a value is noted by the place of the code that
 does it, and what a cast is called with is looked up there: the read that its arguments hold, or the
 variable that only reads are stored in. A copy of the module in bfloat16 has `x.type_as(y)` in its
-place. Where Python's code does not say such places as is known here, nothing is followed.
+place. A tensor that is made in the format of a value, as `torch.zeros(8, dtype=y.dtype)`, is noted
+to be so. Where Python's code does not say such places as is known here, nothing is followed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ FOLLOWED = "aten.type_as.default", "aten.to.dtype"
 
 Place = tuple[FrameType, Any]
 """A frame and a variable of it or an instruction; it is held, so that no other takes its number."""
+
+ALIAS = "aten.alias.default"
+MAKERS = ("full", "zeros", "ones", "empty", "tensor", "as_tensor", "linspace", "arange", "eye")
+"""Functions of torch that make a tensor in the format that they are given."""
+
+FORMAT = "format of"
+"""Of a node that makes a tensor in the format of a value: that one's node."""
 
 _dtype: Any = torch._C.TensorBase.dtype
 _casts: Any = {name: getattr(torch.Tensor, name) for name in ("to", "type", "type_as")}
@@ -84,30 +92,71 @@ def followed_known() -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _read_follower(reads: _Reads) -> Iterator[None]:
-    def cast(name: str) -> Any:
-        def call(x: Any, *arguments: Any, **options: Any) -> Any:
-            named = (*arguments, options.get("dtype"))
-            dtype = next((item for item in named if isinstance(item, torch.dtype)), None)
-            copied = options.get("copy") or options.get("memory_format") is not None
-            y = None if dtype is None or copied else reads.behind(sys._getframe(1), dtype)
-            if y is None:
-                return _casts[name](x, *arguments, **options)
-            if dtype == torch.float32:
-                return _casts["to"](_apart(x), dtype)
-            return _casts["type_as"](_apart(x), y)
-
-        return call
-
-    def type_as(x: Any, other: Any) -> Any:
-        own = not sys._getframe(1).f_code.co_filename.startswith(TORCH)
-        return _casts["type_as"](_apart(x) if own else x, other)
-
+    methods = {
+        **{name: _cast(reads, name) for name in ("to", "type")},
+        **{"type_as": _type_as, "new_tensor": _made_beside(torch.Tensor.new_tensor)},
+    }
     with contextlib.ExitStack() as stack:
         patch = mock.patch.object(torch.Tensor, "dtype", _Dtype(reads), create=True)
         stack.enter_context(patch)
-        for name, call in {"to": cast("to"), "type": cast("type"), "type_as": type_as}.items():
+        for name, call in methods.items():
             stack.enter_context(mock.patch.object(torch.Tensor, name, call))
+        for name in MAKERS:
+            call = _maker(reads, getattr(torch, name))
+            stack.enter_context(mock.patch.object(torch, name, call))
         yield
+
+
+def _cast(reads: _Reads, name: str) -> Any:
+    def call(x: Any, *arguments: Any, **options: Any) -> Any:
+        if len(arguments) == 1 and isinstance(arguments[0], torch.Tensor) and not options:
+            return _type_as(x, arguments[0])
+        named = (*arguments, options.get("dtype"))
+        dtype = next((item for item in named if isinstance(item, torch.dtype)), None)
+        copied = options.get("copy") or options.get("memory_format") is not None
+        y = None if dtype is None or copied else reads.behind(sys._getframe(1), dtype)
+        if y is None:
+            return _casts[name](x, *arguments, **options)
+        if dtype == torch.float32:
+            return _casts["to"](_apart(x), dtype)
+        return _casts["type_as"](_apart(x), y)
+
+    return call
+
+
+def _type_as(x: Any, other: Any) -> Any:
+    own = not sys._getframe(1).f_code.co_filename.startswith(TORCH)
+    return _casts["type_as"](_apart(x) if own else x, other)
+
+
+def _maker(reads: _Reads, make: Any) -> Any:
+    def call(*arguments: Any, dtype: Any = None, **options: Any) -> Any:
+        made = make(*arguments, dtype=dtype, **options)
+        y = None if dtype is None else reads.behind(sys._getframe(1), dtype)
+        return made if y is None else _casts["type_as"](_apart(made), y)
+
+    return call
+
+
+def _made_beside(make: Any) -> Any:
+    def call(x: Any, *arguments: Any, **options: Any) -> Any:
+        made = make(x, *arguments, **options)
+        alike = made.is_floating_point() and _dtype.__get__(made) == _dtype.__get__(x)
+        return _casts["type_as"](_apart(made), x) if alike else made
+
+    return call
+
+
+def note_formats(graph: Any) -> None:
+    """Put at each tensor made in the format of a value the node of that, for casts to it."""
+    for node in list(graph.nodes):
+        apart = node.args[0] if str(node.target) == FOLLOWED[0] else None
+        made = apart.args[0] if apart is not None and str(apart.target) == ALIAS else None
+        if made is not None and not made.all_input_nodes and made.op == "call_function":
+            made.meta[FORMAT] = node.args[1]
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
+            graph.erase_node(apart)
 
 
 def _apart(x: Any) -> Any:

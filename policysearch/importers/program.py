@@ -15,7 +15,7 @@ COMPLEX = "complex numbers"
 """What a constant may hold besides; it is stored by its parts, [..., 2]."""
 
 MEETING = "floats of what they meet"
-"""Or floats made in the format of a value, which nothing says: they take that of what they meet."""
+"""Or floats made in the format of a value: where nothing says of which, of what they meet."""
 
 
 UNCAST = "uncast"
@@ -94,7 +94,8 @@ class Call:
 class Constant:
     """An array of the model that nothing moves, repeated `times` along a `batch_axis`, if any.
 
-    Truth values are 1 and 0. `kind` is one of KINDS, COMPLEX, or MEETING.
+    Truth values are 1 and 0. `kind` is one of KINDS, COMPLEX, or MEETING, then `format_of` names
+    the value whose format it has, "" where that is what it meets.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Constant:
     batch_axis: int | None = None
     kind: str = FLOATS
     times: int | Extent = Extent(0, 1)
+    format_of: str = ""
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,14 @@ from policysearch.importers.constants import (
     bag_sizes,
     check_lengths,
     copies_keys,
+    format_of,
     growing_axes,
     growth,
     hides_rows,
     in_range,
     is_even,
     is_made_low,
+    kind_of_constant,
     made_anew,
     rounded_products,
     value_of,
@@ -50,7 +52,6 @@ from policysearch.importers.exported import (
 )
 from policysearch.importers.program import (
     COMPLEX,
-    FLOATS,
     MEETING,
     TRUTHS,
     UNCAST,
@@ -91,7 +92,7 @@ class Reader:
         self._arrays = array_names(module, self._two)
         self._known = dict(self._arrays)
         self.constants: dict[str, FloatArray] = {}
-        self._made_low: set[str] = set()
+        self._made_low: dict[str, str] = {}
         self._ends: Mapping[str, Any] = {}
         self._rows: list[Constant] = []
         self._names = {node: nodes[0].name for nodes in self._nodes() for node in nodes}
@@ -270,7 +271,7 @@ class Reader:
                 changes = is_random(two) or two.name in rounding
                 if not changes and all(name in values_by_name for name in names):
                     if is_made_low((two, three, five), stored, self._casts_known):
-                        self._made_low.add(two.name)
+                        self._made_low[two.name] = format_of(three, self._names, self._made_low)
                     elif any(x.name in stored for x in three.all_input_nodes):
                         stored.add(three.name)
                     values_by_name[two.name] = tuple(
@@ -463,15 +464,16 @@ class Reader:
         if name not in self._made_low:
             return self._kept_constant(own(full), *fixed[name])
         two, five = map(in_range, fixed[name])
-        return self._kept_constant(own(full), two, five, MEETING)
+        return self._kept_constant(own(full), two, five, self._made_low[name])
 
-    def _kept_constant(self, name: str, two: Any, five: Any, kind: str = FLOATS) -> str:
-        """Keep an array, of extent 1 along the axis that grows with the batch; return its name."""
+    def _kept_constant(self, name: str, two: Any, five: Any, of: str | None = None) -> str:
+        """Keep an array, of extent 1 along a batch's axis, in the format `of` a value; name it."""
         if not (self._training or name.removeprefix(".") in self._plain):
             name = f"{name} in evaluation"
         if name in self.constants:
             return name
-        if paired := two.is_complex():
+        kind = kind_of_constant(two) if of is None else MEETING
+        if kind == COMPLEX:
             two, five = torch.view_as_real(two), torch.view_as_real(five)
         axes = growing_axes(two, five)
         value = two.narrow(axes[0], 0, 1) if axes else two
@@ -481,10 +483,8 @@ class Reader:
                 "number or from run to run; feed it instead"
             )
         self.constants[name] = value.detach().to(torch.float32).numpy().copy()
-        if not two.is_floating_point():
-            kind = TRUTHS if two.dtype == torch.bool else WHOLES
-        kind = COMPLEX if paired else kind
-        self._rows.append(Constant(name, tuple(value.shape), kind=kind, **growth(two, five)))
+        shape, grown = tuple(value.shape), growth(two, five)
+        self._rows.append(Constant(name, shape, kind=kind, format_of=of or "", **grown))
         return name
 
 

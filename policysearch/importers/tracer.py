@@ -98,7 +98,7 @@ class Tracer:
         self._constants = {constant.name: constant for constant in program.constants}
         self._values: dict[str, Any] = {}
         self._masks = self._draws = self.pinned = 0
-        self._following: set[int] = set()
+        self._following: dict[int, str] = {}
         self._truths: set[int] = set()
         self._full: set[int] = set()
 
@@ -129,18 +129,23 @@ class Tracer:
         floats = [x for x in others if not self.is_whole(x)]
         if not following or not floats:
             return arguments
-        drawn = {x: self.emit(like, floats[0], x) for x in following}
+        formats = (self._values.get(self._following[x.id]) for x in following)
+        known = (y if isinstance(y, Tensor) else floats[0] for y in formats)
+        drawn = {x: self.emit(like, y, x) for x, y in zip(following, known, strict=True)}
         return _replacement(arguments, drawn)
 
-    def follows(self, arguments: Any) -> bool:
-        """Return whether these are draws that have the format of what they meet, and no other."""
-        return any(True for _ in _tensors(arguments)) and all(
-            x.id in self._following for x in _tensors(arguments)
-        )
+    def followed(self, arguments: Any) -> str | None:
+        """Return what these, if only such draws, have the format of: "" is what they will meet."""
+        formats = [self._following.get(x.id) for x in _tensors(arguments)]
+        known = [name for name in formats if name is not None]
+        return max(known) if known and len(known) == len(formats) else None
 
-    def follow(self, x: Any) -> None:
-        """Have draws, or what is computed of them alone, take the format of what they meet."""
-        self._following |= {part.id for part in _tensors(x)}
+    def follow(self, x: Any, format_of: str = "") -> None:
+        """Have draws, or what is computed of them alone, take the format of what they meet.
+
+        Or that of the value called `format_of`.
+        """
+        self._following |= {part.id: format_of for part in _tensors(x)}
 
     def _source(self, name: str) -> Any:
         if name in self._constants:
@@ -166,7 +171,7 @@ class Tracer:
         if constant.kind == TRUTHS:
             self._truths.add(tensor.id)
         if constant.kind == MEETING:
-            self.follow(tensor)
+            self.follow(tensor, constant.format_of)
         return tensor
 
     def stand_in(self, name: str, shape: Shape) -> Tensor:
