@@ -19,11 +19,6 @@ from benchmarks.census import measure
 from benchmarks.census.everyday import mlp
 from benchmarks.census.measure import verdict
 from benchmarks.census.net import Inputs, Net, both, normal, whole
-from policysearch.ops.composite import FLOAT32_ALONE
-from policysearch.optimizers.optimizer import Optimizer
-from policysearch.policy.presets import preset
-from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.step import trace_step
 from policysearch.values import InputError
 
 pytestmark = pytest.mark.torch
@@ -125,36 +120,6 @@ def test_what_needs_the_number_of_rows_is_refused(name: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
-class Region(nn.Module):
-    """Calls that autocast leaves alone, of 16 bits, and others of what is cast to float32."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        with torch.autocast("cpu", enabled=False):
-            y = torch.sigmoid(h) * h.sin() + F.layer_norm(2.0 * h.float(), (8,)).exp()
-        return torch.as_tensor(self.last(y))
-
-
-class LinearAttention(nn.Module):
-    """Products of what is cast to float32, in a region that autocast leaves alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.last = nn.Linear(8, 24), nn.Linear(8, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).chunk(3, -1)
-        with torch.autocast("cpu", enabled=False):
-            q, k, wide = q.relu().float(), k.relu().float(), F.pad(v, (0, 1), value=1.0).float()
-            y = q @ (k.transpose(-1, -2) @ wide)
-            y = (y[..., :-1] / (y[..., -1:] + 0.1)).exp().to(v.dtype)
-        return torch.as_tensor(self.last(y * v))  # the cast back rounded it
-
-
 class Late(nn.Module):
     """A buffer that the first forward registers, one part under two names, a causal mask."""
 
@@ -200,8 +165,6 @@ def _stages(net: Any, x: Tensor) -> Tensor:
 
 
 EVERYDAY: Mapping[str, tuple[Callable[[], Any], Inputs, str]] = {
-    "without autocast": (Region, normal((6, 8)), "token_cross_entropy"),
-    "products without autocast": (LinearAttention, normal((6, 8)), "token_cross_entropy"),
     "registered late": (Late, whole((20, (6,))), "token_cross_entropy"),
     "numbers of the batch": (lambda: Of(_numbers), ROWS, "own"),
     "empty": (lambda: Of(_stages), ROWS, "own"),
@@ -224,48 +187,6 @@ def test_what_forward_registers_is_gone_after_the_import() -> None:
     net = Late()
     policysearch.from_torch(net, torch.zeros(2, 6, dtype=torch.long))
     assert not list(net.buffers()) and not hasattr(net, "bias")
-
-
-class Within(nn.Module):
-    def __init__(self, function: Callable[..., Any], *, enabled: bool) -> None:
-        super().__init__()
-        self.linear, self.function, self.enabled = nn.Linear(4, 3), function, enabled
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.linear(x)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.enabled):
-            return torch.as_tensor(self.function(y))
-
-
-def test_products_that_autocast_leaves_alone_are_float32_under_every_policy() -> None:
-    model = policysearch.from_torch(LinearAttention(), torch.randn(3, 6, 8))
-    for name in ("torch.autocast.bfloat16", "apex.O2", "apex.O3", "te.current"):
-        step = trace_step(model, "token_cross_entropy", Optimizer("sgd"), 3)
-        graph = apply_policy(step, preset(name, model.layer_names))
-        alone = [n for n in graph.nodes if n.op.kind == "gemm" and n.source == FLOAT32_ALONE]
-        assert len(alone) == 6 and {n.format for n in alone} == {"float32"}
-        others = [n for n in graph.nodes if n.op.kind == "gemm" and n.source != FLOAT32_ALONE]
-        assert others and "float32" not in {graph.nodes[n.inputs[0]].format for n in others}
-
-
-@pytest.mark.parametrize(
-    ("function", "enabled", "message"),
-    [
-        (
-            lambda y: y.float() @ y.mT,
-            False,
-            r"autocast\(enabled=False\); its format is",
-        ),
-        (torch.relu, True, "a region under autocast; leave it out: formats are the policy's"),
-        (lambda y: y @ y.mT, False, "take it out of the region, or write it as a product of two"),
-        (torch.exp, False, r"exp: under autocast\(enabled=False\), .*; give it x.float\(\)"),
-    ],
-)
-def test_regions_that_name_a_format_are_refused(
-    function: Callable[..., Any], enabled: bool, message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        policysearch.from_torch(Within(function, enabled=enabled), torch.randn(2, 4))
 
 
 def test_a_branch_of_the_users_own_stays_refused() -> None:

@@ -48,11 +48,11 @@ Inputs = tuple[Any, ...]
 
 
 class MovedSums(AsAGpu):
-    """Torch whose 16-bit products are off by what another order of their sums may do.
+    """Torch whose products are off by what another order of their sums may do.
 
     They are added up in float64, moved by normal noise of the size of one float32 rounding of the
-    sum of all magnitudes, and rounded in the same places. Sums in float32 are moved by one rounding
-    of theirs. Jitter of the parameters does not show this: weights lose it when they are cast. Of
+    sum of all magnitudes, and rounded in the same places. Other sums in float32 are moved by one
+    rounding of theirs. Jitter of the parameters does not show this: weights lose it when they are cast. Of
     equal values, many in 16 bits, `topk` takes others.
     """
 
@@ -65,7 +65,7 @@ class MovedSums(AsAGpu):
     ) -> Any:
         if function is aten.topk.default:
             return self._others_of_equal(*args, **(kwargs or {}))
-        if function not in PRODUCTS or args[0].dtype not in LOW:
+        if function not in PRODUCTS or args[0].dtype not in (*LOW, torch.float32):
             made = super().__torch_dispatch__(function, types, args, kwargs)
             single = function in SUMS and made.dtype == torch.float32
             return self._moved(made, made.abs()) if single else made

@@ -89,6 +89,14 @@ def open_regions(module: Any) -> None:
             graph.erase_node(holder)
 
 
+def read_in_regions(program: Any) -> set[str]:
+    """Return the parameters and buffers that calls under `autocast(enabled=False)` read."""
+    signature = program.graph_signature
+    held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    calls = (node for node in program.graph.nodes if UNCAST in node.meta)
+    return {held[x.name] for node in calls for x in node.all_input_nodes if x.name in held}
+
+
 def _region_copy(graph: Any, region: Any, operands: list[Any], marks: Mapping[str, Any]) -> Any:
     """Copy the calls of a region, with marks; return its results."""
     inside: dict[Any, Any] = {}

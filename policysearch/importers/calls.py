@@ -150,12 +150,12 @@ def _leave_uncast(tracer: Tracer, start: int) -> None:
     Raises InputError where its operands, or those of an op of float32, may be in 16 bits.
     """
     for node in tracer.b.nodes[start:]:
-        wide = [tracer.is_widened(i) for i in node.inputs]
+        wide = [tracer.is_float32(i) for i in node.inputs]
         if node.op.placement == "low":
-            if node.op.kind != "gemm" or not all(wide):
+            if not all(wide):
                 raise InputError(
                     "a product under autocast(enabled=False); its format is the policy's: take it "
-                    "out of the region, or write it as a product of two x.float()"
+                    "out of the region, or write it as a product of x.float()"
                 )
             tracer.b.nodes[node.id] = changed_node(node, source=FLOAT32_ALONE)
         elif node.op.placement == "fp32" and not any(wide):

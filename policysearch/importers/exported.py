@@ -13,14 +13,14 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
 
-from policysearch.importers.aliases import Aliases, in_place, op_of, open_regions
+from policysearch.importers.aliases import Aliases, in_place, op_of, open_regions, read_in_regions
 from policysearch.importers.decomposition import take_apart
 from policysearch.importers.followed import call_name, followed_known, note_formats
 from policysearch.importers.forward_state import (
@@ -230,7 +230,8 @@ def _second_export(
     if any(_names_a_format(node) for node in first.graph.nodes):
         low = tuple(x.to(torch.bfloat16) if x.dtype in FLOAT_TYPES else x for x in inputs)
         try:
-            second = exported(_in_bfloat16(module), low, training, lines=False)
+            kept = read_in_regions(first)
+            second = exported(_in_bfloat16(module, kept), low, training, lines=False)
         except InputError:
             second = None
         if second is not None and _calls(second) == _calls(first):
@@ -245,19 +246,20 @@ def _names_a_format(node: Any) -> bool:
     )
 
 
-def _in_bfloat16(module: Any) -> Any:
-    """Return a copy with floats in bfloat16; complex numbers have no such format and stay.
+def _in_bfloat16(module: Any, kept: Collection[str]) -> Any:
+    """Return a copy with floats in bfloat16 but for the arrays `kept`; complex numbers stay.
 
     Nothing reads what its parameters hold, and they hold anything.
     """
     low = {
         id(p): torch.nn.Parameter(torch.empty_like(p, dtype=torch.bfloat16), p.requires_grad)
-        for p in module.parameters()
-        if type(p) is torch.nn.Parameter and p.is_floating_point()
+        for name, p in module.named_parameters()
+        if type(p) is torch.nn.Parameter and p.is_floating_point() and name not in kept
     }
-    return module_copy(module, low)._apply(
-        lambda x: x.to(torch.bfloat16) if x.is_floating_point() else x
-    )
+    copied = module_copy(module, low)
+    arrays = (*copied.named_parameters(), *copied.named_buffers())
+    wide = {id(x) for name, x in arrays if name in kept or not x.is_floating_point()}
+    return copied._apply(lambda x: x if id(x) in wide else x.to(torch.bfloat16))
 
 
 def with_batch(example: tuple[Any, ...], count: int) -> tuple[Any, ...]:

@@ -142,7 +142,9 @@ def cat(t: Tracer, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def stack(t: Tracer, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    return cat(t, [unsqueeze(t, x, dim) for x in tensors], dim % (len(tensors[0].shape) + 1))
+    axis = dim % (len(tensors[0].shape) + 1)
+    shape = (*tensors[0].shape[:axis], 1, *tensors[0].shape[axis:])
+    return cat(t, [Tensor(t.shaped(x, shape), shape) for x in tensors], axis)
 
 
 def roll(t: Tracer, x: Tensor, shifts: Sequence[int], dims: Sequence[int]) -> Tensor:

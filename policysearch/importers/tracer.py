@@ -27,8 +27,22 @@ from policysearch.ops.elementwise import scale
 from policysearch.ops.masks import masked_fill
 from policysearch.ops.reduce import broadcast_to
 from policysearch.ops.shape import reshape, stop_gradient, transpose
-from policysearch.ops.source import BACK, IN_PLACE, INSIDE, NUMBER, WHOLE, data, is_whole, own
+from policysearch.ops.source import (
+    BACK,
+    IN_PLACE,
+    INSIDE,
+    NUMBER,
+    WHOLE,
+    buffer,
+    data,
+    is_whole,
+    own,
+    parameter,
+)
 from policysearch.values import InputError
+
+STORED = (parameter, buffer, data)
+"""What a step reads in float32 unless a policy stores it otherwise."""
 
 FILLED: Mapping[float, str] = MappingProxyType({1.0: own("one"), 0.0: own("zero")})
 """Scalar constants that every imported model has, by value."""
@@ -99,6 +113,7 @@ class Tracer:
         self._values: dict[str, Any] = {}
         self._masks = self._draws = self.pinned = 0
         self._following: dict[int, str] = {}
+        self._made: dict[int, Shape] = {}
         self._truths: set[int] = set()
         self._full: set[int] = set()
 
@@ -111,6 +126,8 @@ class Tracer:
     def keep(self, name: str, value: Any, kind: str = FLOATS) -> None:
         """Call `value`, of a kind of KINDS, so from now on."""
         self._values[name] = value
+        for x in _tensors(value):
+            self._made.setdefault(x.id, x.shape)
         if kind == TRUTHS:
             self._truths |= {x.id for x in (value if isinstance(value, tuple) else (value,))}
 
@@ -237,8 +254,8 @@ class Tracer:
             waiting += new
         return None
 
-    def is_widened(self, node: int) -> bool:
-        """Return whether a node is float32 for a cast of the user's or an op that autocast casts.
+    def is_float32(self, node: int) -> bool:
+        """Return whether a node is float32 under autocast: stored, cast to it or of its ops.
 
         What promotes is so where one of its inputs is.
         """
@@ -249,7 +266,7 @@ class Tracer:
                 continue
             visited.add(read.id)
             cast, wide = NUMBER in read.attributes, read.op.placement == "fp32"
-            if cast or wide or read.source == FLOAT32_ALONE:
+            if cast or wide or read.op in STORED or read.source == FLOAT32_ALONE:
                 return True
             if read.op.placement == "promote":
                 waiting += read.inputs
@@ -298,10 +315,13 @@ class Tracer:
 
     def shaped(self, x: Tensor, shape: Shape) -> int:
         """Return a node with x's elements in this shape."""
-        x = self.straight(x)
-        if self.b.shape(x.id) == tuple(shape):
-            return x.id
-        return self.emit_move(reshape, x.id, {"shape": tuple(shape)})
+        read = self.straight(x)
+        if self.b.shape(read.id) == tuple(shape):
+            return read.id
+        node = self.emit_move(reshape, read.id, {"shape": tuple(shape)})
+        if read is x and x.shape == self._made.get(x.id):  # as it was made: no view of torch's
+            self.b.unseen.add(node)
+        return node
 
     def emit_move(self, op: Op, node: int, attrs: dict[str, Any]) -> int:
         """Emit an op that moves values: whole numbers stay such."""
@@ -319,7 +339,10 @@ class Tracer:
         if x.swapped:
             rows, columns = columns, rows
         shape = (size(tuple(lead)), rows, columns)
-        return self.shaped(Tensor(x.id, (*lead, rows, columns)), shape)
+        node = self.shaped(Tensor(x.id, (*lead, rows, columns)), shape)
+        if x.swapped:  # torch has a view with its axes swapped
+            self.b.unseen.discard(node)
+        return node
 
     def view(self, x: Tensor, shape: Shape) -> Tensor:
         """Return x under another shape; nothing is emitted unless its axes are swapped."""

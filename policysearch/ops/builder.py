@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -79,6 +79,8 @@ class Builder:
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
+        self.unseen: set[int] = set()
+        """Nodes that torch has none for: their gradients are passed on as soon as they arrive."""
         self._defaults: dict[str, Any] = {"layer": "", "role": "fprop", "source": ""}
 
     def scope(self, **defaults: Any) -> _Scope:
@@ -132,20 +134,31 @@ def backward(b: Builder, root: int, seed: int, wanted: Sequence[int], add: Op) -
             reaches.add(node.id)
     grads: dict[int, int] = {root: seed}
     for node in reversed(forward):
-        if node.id not in grads or node.op.kind == "source":
-            continue
-        for position, i in enumerate(node.inputs):
-            rule = node.op.gradients[position] if node.op.gradients else None
-            if i not in reaches or rule is None:
-                continue
-            role = "wgrad" if b.nodes[i].op.kind == "source" else "dgrad"
-            scope = {"layer": node.layer, "role": role, "source": node.source, "line": node.line}
-            with b.scope(**scope, of=node.id):
-                grad = rule(b, node, grads[node.id])
-                of = {"gradient_of": (b.nodes[i].layer, b.nodes[i].op.name)}
-                fields: dict[str, Any] = {"attrs": of, "source": add.name, "of": i}
-                grads[i] = b.emit(add, grads[i], grad, **fields) if i in grads else grad
+        if node.id in grads and node.id not in b.unseen:
+            _pass_on(b, node, grads, reaches, add)
     return {i: grads[i] for i in wanted if i in grads}
+
+
+def _pass_on(
+    b: Builder, node: Node, grads: dict[int, int], reaches: Collection[int], add: Op
+) -> None:
+    """Add the gradients of what `node` reads to `grads`; a source has none to pass on."""
+    if node.op.kind == "source":
+        return
+    for position, i in enumerate(node.inputs):
+        rule = node.op.gradients[position] if node.op.gradients else None
+        if i not in reaches or rule is None:
+            continue
+        role = "wgrad" if b.nodes[i].op.kind == "source" else "dgrad"
+        scope = {"layer": node.layer, "role": role, "source": node.source, "line": node.line}
+        with b.scope(**scope, of=node.id):
+            grad = rule(b, node, grads[node.id])
+            of = {"gradient_of": (b.nodes[i].layer, b.nodes[i].op.name)}
+            fields: dict[str, Any] = {"attrs": of, "source": add.name, "of": i}
+            grads[i] = b.emit(add, grads[i], grad, **fields) if i in grads else grad
+        if i in b.unseen:
+            _pass_on(b, b.nodes[i], grads, reaches, add)
+            del grads[i]
 
 
 def renumbered(graph: Graph, nodes: Sequence[Node]) -> Graph:

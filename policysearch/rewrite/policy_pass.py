@@ -254,9 +254,10 @@ def _promoted_gradient(at: Casting, op: Node) -> int:
     Not those without axes beside values with some: torch sums theirs in the format of these.
     """
     forward, nodes = at.graph.nodes[op.of], at.graph.nodes
-    if IN_PLACE in forward.attributes:
-        return _read_again(at, op, at.gradient_formats[op.of])
     decide = deciding(at.graph, forward)
+    if IN_PLACE in forward.attributes:  # it computed in the widest, and rounded what it gave
+        wanted, flowing = widest(at.format(at.new[i]) for i in decide), at.gradient_formats[op.of]
+        return at.emit(op, at.operands(op, wanted, flowing), flowing)
     axes = any(nodes[i].shape for i in decide)
     owned = (i for i in forward.inputs if nodes[i].op.name == "parameter")
     owned = (i for i in owned if nodes[i].shape or not axes)

@@ -83,14 +83,19 @@ REGIONS = '''\
 
 
 class _LayerWithRegions(_Layer):
-    """Leaves products of float32 alone inside the module's own `with autocast(enabled=False)`."""
+    """Leaves products in float32 inside the module's own `with autocast(enabled=False)`.
+
+    Autocasts around the module are none of its own.
+    """
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.depths = []
 
     def __enter__(self):
-        self.depths.append(_autocast_depth())
+        modes = torch.overrides._get_current_function_mode_stack()
+        around = [mode for mode in modes if isinstance(mode, _LayerWithRegions)]
+        self.depths.append(around[0].depths[-1] if around else _autocast_depth())
         return super().__enter__()
 
     def __exit__(self, *raised):
@@ -98,15 +103,16 @@ class _LayerWithRegions(_Layer):
         return super().__exit__(*raised)
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        outside = torch.is_autocast_enabled(self.device_type) or OP.get(function) not in PRODUCTS
+        given = args, kwargs or {}
         if (
-            outside
+            OP.get(function) not in PRODUCTS
+            or torch.is_autocast_enabled(self.device_type)
             or _autocast_depth() <= self.depths[-1]
-            or any(x.dtype != torch.float32 for x in _floats((args, kwargs)))
+            or all(x.dtype != torch.float32 for x in _floats(given))
         ):
-            return super().__torch_function__(function, types, args, kwargs)
-        return function(*args, **kwargs)
+            return super().__torch_function__(function, types, *given)
+        args, options = (_cast(each, torch.float32) for each in given)
+        return function(*args, **options)
 
 
 def _autocast_depth():
