@@ -28,18 +28,19 @@ Operand = Any
 """A Tensor or a number."""
 
 
-def _pair(t: Tracer, op: Op, a: Tensor, b: Tensor, **attrs: Any) -> Tensor:
+def _pair(t: Tracer, op: Op, a: Tensor, b: Tensor, source: str = "", **attrs: Any) -> Tensor:
     """Emit `op` on two tensors, in the shape their nodes have where that is the same."""
+    source = source or op.name
     if a.shape == b.shape and t.b.shape(a.id) == t.b.shape(b.id) and a.swapped == b.swapped:
-        node = t.b.emit(op, a.id, b.id, attrs=attrs, source=op.name)
+        node = t.b.emit(op, a.id, b.id, attrs=attrs, source=source)
         return Tensor(node, a.shape, a.swapped)
     for wide, narrow in ((a, b), (b, a)):
         vector = len(narrow.shape) == 1 and narrow.shape == wide.shape[-1:]
         if vector and t.b.shape(wide.id)[-1:] == narrow.shape and not wide.swapped:
             left, right = (x.id if x is wide else t.full(x) for x in (a, b))
-            node = t.b.emit(op, left, right, attrs=attrs, source=op.name)
+            node = t.b.emit(op, left, right, attrs=attrs, source=source)
             return Tensor(node, wide.shape)
-    return t.emit(op, a, b, **attrs)
+    return t.emit(op, a, b, source=source, **attrs)
 
 
 def add(t: Tracer, a: Operand, b: Operand, alpha: float = 1) -> Tensor:
@@ -47,7 +48,9 @@ def add(t: Tracer, a: Operand, b: Operand, alpha: float = 1) -> Tensor:
         return add(t, b, a)
     if not isinstance(b, Tensor):
         return t.pointwise(elementwise.shift, a, amount=float(b * alpha))
-    return _pair(t, elementwise.add, a, b if alpha == 1 else multiply(t, b, alpha))
+    if alpha != 1:
+        return _pair(t, weighted_sums.add_scaled, a, b, source="add", value=float(alpha))
+    return _pair(t, elementwise.add, a, b)
 
 
 def subtract(t: Tracer, a: Operand, b: Operand, alpha: float = 1) -> Tensor:
@@ -55,7 +58,9 @@ def subtract(t: Tracer, a: Operand, b: Operand, alpha: float = 1) -> Tensor:
         return add(t, a, -b * alpha)
     if not isinstance(a, Tensor):
         return add(t, negative(t, multiply(t, b, alpha)), a)
-    return _pair(t, elementwise.subtract, a, b if alpha == 1 else multiply(t, b, alpha))
+    if alpha != 1:
+        return _pair(t, weighted_sums.add_scaled, a, b, source="subtract", value=float(-alpha))
+    return _pair(t, elementwise.subtract, a, b)
 
 
 def reverse_subtract(t: Tracer, a: Tensor, b: Operand, alpha: float = 1) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -114,6 +114,8 @@ class Tracer:
         self._masks = self._draws = self.pinned = 0
         self._following: dict[int, str] = {}
         self._made: dict[int, Shape] = {}
+        self.repeated: Collection[Tensor] = ()
+        """What the call under way reads more than once."""
         self._truths: set[int] = set()
         self._full: set[int] = set()
 
@@ -319,7 +321,8 @@ class Tracer:
         if self.b.shape(read.id) == tuple(shape):
             return read.id
         node = self.emit_move(reshape, read.id, {"shape": tuple(shape)})
-        if read is x and x.shape == self._made.get(x.id):  # as it was made: no view of torch's
+        as_made = x.shape == self._made.get(x.id)  # no view of torch's
+        if read is x and (as_made or x in self.repeated):
             self.b.unseen.add(node)
         return node
 

@@ -38,6 +38,27 @@ def _by_value(b: Builder, x: int, node: Node) -> int:
     return x if value == 1.0 else scaled(b, x, value)
 
 
+def _pair(rng: np.random.Generator) -> Example:
+    x, y, _ = _triple(rng).inputs
+    return Example((x, y), {"value": 0.7})
+
+
+def _add_scaled(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    x, y = inputs
+    return x + y * np.float32(attrs["value"])
+
+
+add_scaled = Op(
+    "add_scaled",
+    broadcast,
+    _add_scaled,
+    gradients=(gradient_of(0, _same), gradient_of(1, lambda b, n, grad: _by_value(b, grad, n))),
+    flops=lambda inputs, out, attrs: 2 * size(out),
+    example=_pair,
+)
+"""x plus the constant `value` times y."""
+
+
 def _add_product(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     x, first, second = inputs
     return x + first * second * np.float32(attrs["value"])
