@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch import nn
 import policysearch
 from policysearch import Dataset, InputError, Task
 from policysearch.cli import main
+from policysearch.optimizers.optimizer import Optimizer
+from policysearch.train.step import trace_step
 from tests.nets_of_torch import TIME, TOKENS, NanoGPT
 from tests.studies import write_study
 
@@ -270,6 +273,33 @@ def test_every_rule_is_a_function_and_every_maker_is_called_anew() -> None:
     assert first.keys() == {"weight", "bias"}
     assert (first["weight"] != second["weight"]).any()
     np.testing.assert_array_equal(first["weight"], again["weight"])
+
+
+def test_a_loss_of_no_parameter_is_not_trained() -> None:
+    class Held(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x).detach()
+
+    model = policysearch.from_torch(Held(4, 3), torch.zeros(2, 4))
+    with pytest.raises(InputError, match="model: its loss depends on no parameter; expected one"):
+        trace_step(model, "token_cross_entropy", Optimizer("sgd"), 2)
+
+
+def test_a_dataclass_is_a_result() -> None:
+    @dataclass
+    class Result:
+        logits: Any
+        hidden: Any
+        loss: Any = None
+
+    class Returning(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return Result(super().forward(x), x)
+
+    net = Returning(4, 3)
+    model: Any = policysearch.from_torch(net, torch.zeros(2, 4))
+    assert [call.op for call in model.program.calls] == ["aten.linear"]
+    assert not net._forward_hooks
 
 
 def test_a_refusal_names_the_line_of_the_users_file(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import policysearch
 from benchmarks.census import measure
@@ -164,10 +165,17 @@ def _stages(net: Any, x: Tensor) -> Tensor:
     return torch.as_tensor(y.square().mean())
 
 
+def _recomputed(net: Any, x: Tensor) -> Tensor:
+    """A layer that runs without gradients, and once more with them."""
+    y = checkpoint(net.head, net.body(x[:, 0]).tanh(), use_reentrant=True)
+    return torch.as_tensor(y.square().mean())
+
+
 EVERYDAY: Mapping[str, tuple[Callable[[], Any], Inputs, str]] = {
     "registered late": (Late, whole((20, (6,))), "token_cross_entropy"),
     "numbers of the batch": (lambda: Of(_numbers), ROWS, "own"),
     "empty": (lambda: Of(_stages), ROWS, "own"),
+    "recomputed": (lambda: Of(_recomputed), ROWS, "own"),
     "bytes": (lambda: Of(_levels), ROWS, "own"),
 }
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.torch
 
 X = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
 CHANGES = "buffer begun: forward branches on it and changes it; expected the same way"
-UNKNOWN = "expected a forward that it takes, here with 2 examples and without branches on values"
+UNKNOWN = "torch.export: a data-dependent branch, or a number out of a tensor; expected a forward"
 
 
 class Asking(torch.nn.Module):
@@ -111,6 +111,15 @@ def rows_of_one(net: Asking, x: Any) -> Any:
     return x + x[first] + chosen.view(len(x), 2).repeat(1, 2)
 
 
+def checked(net: Asking, x: Any) -> Any:
+    """Checks of activations, as users leave them in: they are finite."""
+    y = torch.tanh(x @ net.layer.weight.mT @ net.layer.weight)
+    assert not torch.isnan(y).any()
+    if not y.isfinite().all() or torch.isinf(y).sum() > 0:
+        raise ValueError("diverged")
+    return torch.where(y.isnan(), 0.0, y) if torch.isnan(y.sum()) else y
+
+
 KNOWN: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
     {
         "bool": lambda net, x: 2 * x if net.begun else x,
@@ -127,6 +136,7 @@ KNOWN: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
         "a mask of pairs": positive,
         "a mask filled": filled_diagonal,
         "a mask of rows": rows_of_one,
+        "activations are finite": checked,
     }
 )
 
@@ -154,6 +164,7 @@ REFUSED: Mapping[str, tuple[Callable[[Any, Any], Any], str]] = MappingProxyType(
         "written before": (written_before, UNKNOWN),
         "of an input": (lambda net, x: 2 * x if x.sum() > 0 else x, UNKNOWN),
         "of a parameter": (lambda net, x: 2 * x if net.layer.bias.sum() > 0 else x, UNKNOWN),
+        "values that an input lacks": (lambda net, x: 2 * x if x.isnan().any() else x, UNKNOWN),
         "drawn": (lambda net, x: 2 * x if torch.randn(()) > 0.5 else x, UNKNOWN),
         "a layer dropped": (layers_dropped(0.1), "set the probability to 0"),
     }

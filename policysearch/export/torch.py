@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from policysearch.export.torch_attention import attention_losses, kernels, text
+from policysearch.export.torch_file.head import WRAPPERS
 from policysearch.export.torch_file.reading import ABOUT, read
 from policysearch.export.torch_file.template import REDUCTION, REGIONS, STORAGE, TF32, file_of
 from policysearch.export.torch_runs import (
@@ -293,8 +294,8 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
         kernels=kernels(model.attention),
         layers=_table(owners),
         functions=_table({name: row for name, row in rows.items() if name not in owners}),
-        biases=tuple(_biases(model)),
-        folded=folded(model),
+        biases=tuple(map(_bare, _biases(model))),
+        folded=tuple(map(_bare, folded(model))),
         through=", through store_updates" if stored else "",
         reduced=policy.all_reduce,
         low=_lines(running.low_precision_ops),
@@ -329,4 +330,10 @@ def _lines(names: Sequence[str]) -> str:
 
 
 def _table(rows: Mapping[str, object]) -> str:
-    return "\n".join(["{", *(f"    {name!a}: {row!a}," for name, row in rows.items()), "}"])
+    named = {_bare(name): row for name, row in rows.items()}
+    return "\n".join(["{", *(f"    {name!a}: {row!a}," for name, row in named.items()), "}"])
+
+
+def _bare(layer: str) -> str:
+    """Return the name of a layer without those of torch's wrappers, as of what is compiled."""
+    return ".".join(part for part in layer.split(".") if part not in WRAPPERS)

@@ -123,7 +123,8 @@ def clamp(t: Tracer, x: Tensor, min: Operand = None, max: Operand = None) -> Ten
         # a maximum and a minimum of whole values: that they are two nodes rounds nothing
         for end, op in ((min, extrema.maximum), (max, extrema.minimum)):
             if isinstance(end, Tensor):
-                x = _pair(t, op, x, end, **{extrema.FIRST: True})
+                attrs: dict[str, Any] = {extrema.FIRST: True}
+                x = _pair(t, op, x, end, **attrs)
         return x
     ends = (-math.inf if min is None else min), (math.inf if max is None else max)
     return t.pointwise(extrema.clamp, x, minimum=float(ends[0]), maximum=float(ends[1]))

@@ -45,10 +45,12 @@ from policysearch.importers.rules import rule_of
 from policysearch.importers.stand_ins import (
     attributes_kept,
     counts_known,
+    fields_known,
     module_copy,
     own_gradients_refused,
     read_alone,
     results_known,
+    said_of,
 )
 from policysearch.ops.dense import BIAS_UNCAST, UNCAST
 from policysearch.values import USER_FAULTS, InputError
@@ -106,6 +108,7 @@ def exported(
             # transformers has grouped queries without copies of keys, but not where it is exported
             mock.patch.dict(os.environ, {"TRANSFORMERS_SDPA_FORCE_GQA": "1"}),
             results_known(),
+            fields_known(module),
             packed_known(),
         ):
             warnings.simplefilter("ignore")
@@ -114,11 +117,8 @@ def exported(
     except InputError as error:
         raise InputError(f"module {type(module).__name__}: {error}") from error
     except USER_FAULTS as error:
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(
-            f"module {type(module).__name__}: torch.export: {said[0]}; expected a forward that it "
-            f"takes, here with {len(inputs[0])} examples and without branches on values"
-        ) from error
+        said = said_of(error, len(inputs[0]))
+        raise InputError(f"module {type(module).__name__}: torch.export: {said}") from error
     finally:
         logging.disable(disabled)
         for part, training in modes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, cast
 from unittest import mock
@@ -43,6 +43,12 @@ LIKE = ("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_fu
 """Ops that read of their first argument what shape and format it has."""
 
 
+FINITE: Mapping[str, bool] = MappingProxyType(
+    {"aten.isnan": False, "aten.isinf": False, "aten.isfinite": True}
+)
+"""What ops say of values that are finite."""
+
+
 class KnownValues:
     """Values of a forward pass, while its module is exported; `buffers` are those that were read.
 
@@ -58,13 +64,26 @@ class KnownValues:
         node = _node_of(x)
         return None if node is None else self._of_node(node)
 
+    def while_finite(self, x: Any) -> Any:
+        """Return what forward asks of whether activations are finite: while they are.
+
+        Inputs may mark by nan what is missing, and are not taken to be finite.
+        """
+        node = _node_of(x)
+        if node is None:
+            return None
+        parameters = {_node_of(p) for p in self._module.parameters()}
+        checks = (each for each in _ancestors(node) if op_of(each) in FINITE)
+        ends = {each for each in checks if parameters & {*_ancestors(each)}}
+        return self._of_node(node, ends) if ends else None
+
     def is_computed(self, x: Any) -> bool:
         """Return whether a tensor is what forward computed of more than what is known."""
         node = _node_of(x)
         return node is not None and node.op == "call_function" and self._of_node(node) is None
 
-    def _of_node(self, last: Any) -> Any:
-        needed = _with_writers(_ancestors(last))
+    def _of_node(self, last: Any, ends: Collection[Any] = ()) -> Any:
+        needed = _with_writers(_ancestors(last, ends), ends)
         if any(written(node) is not None and _base(node).op != "call_function" for node in needed):
             return None
         if op_of(last) in BELOW and op_of(last.args[0]) in SHARES:
@@ -80,6 +99,8 @@ class KnownValues:
             for node in needed:
                 if node in buffers:
                     values[node] = self._real[buffers[node]]
+                elif node in ends:
+                    values[node] = torch.full(node.meta["val"].shape, FINITE[op_of(node)])
                 else:
                     if _is_like(node):
                         model = node.args[0]
@@ -155,25 +176,28 @@ def _base(node: Any) -> Any:
         node = into
 
 
-def _ancestors(last: Any) -> list[Any]:
-    """Return the nodes that a value is computed from, in their order, itself the last."""
+def _ancestors(last: Any, ends: Collection[Any] = ()) -> list[Any]:
+    """Return the nodes that a value is computed from, in their order, itself the last.
+
+    Not those behind `ends`.
+    """
     waiting, needed = [last], set[Any]()
     while waiting:
         node = waiting.pop()
         if node not in needed:
             needed.add(node)
-            waiting += node.all_input_nodes[_is_like(node) :]
+            waiting += () if node in ends else node.all_input_nodes[_is_like(node) :]
     return [node for node in last.graph.nodes if node in needed]
 
 
-def _with_writers(needed: list[Any]) -> list[Any]:
+def _with_writers(needed: list[Any], ends: Collection[Any]) -> list[Any]:
     """Return nodes with those that write into their memory, in their order."""
     graph, bases = needed[-1].graph, set(map(_base, needed))
     writers = [node for node in graph.nodes if written(node) is not None and _base(node) in bases]
-    every = {node for writer in writers for node in _ancestors(writer)}.union(needed)
+    every = {node for writer in writers for node in _ancestors(writer, ends)}.union(needed)
     if len(every) == len(needed):
         return needed
-    return _with_writers([node for node in graph.nodes if node in every])
+    return _with_writers([node for node in graph.nodes if node in every], ends)
 
 
 def _chosen(x: Any, mask: Any, count: int) -> Any:
@@ -248,6 +272,7 @@ def values_known(module: Any) -> Iterator[KnownValues]:
 
         def ask(x: Any, *arguments: Any) -> Any:
             numbers = values.value(x)
+            numbers = values.while_finite(x) if numbers is None else numbers
             if numbers is not None:
                 with _outside():
                     return real(numbers, *arguments)

@@ -12,8 +12,9 @@ import functools
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from itertools import islice
-from traceback import FrameSummary, StackSummary
+from traceback import FrameSummary, StackSummary, extract_tb
 from types import MappingProxyType
 from typing import Any
 from unittest import mock
@@ -28,7 +29,9 @@ from torch.export import _trace
 from torch.fx import Graph
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._traceback import CapturedTraceback
+from torch.utils.checkpoint import CheckpointFunction
 
 from policysearch.importers.own_functions import Stated, applied, kind, stated, written_out
 from policysearch.values import InputError
@@ -124,6 +127,9 @@ def _checked_apply(
 
     `known` says of which kinds of calls that was asked, and keeps the answers.
     """
+    if function is CheckpointFunction:  # it runs forward without gradients, and again with them
+        run, _, *given = arguments
+        return run(*given)
     if function.__module__.startswith("torch."):
         return applied(function, *arguments, **options)
     call = kind(function, arguments)
@@ -253,6 +259,40 @@ def counts_known() -> Iterator[None]:
             for name, function in COUNTS.items():
                 stack.enter_context(mock.patch.object(owner, name, function))
         yield
+
+
+@contextlib.contextmanager
+def fields_known(module: Any) -> Iterator[None]:
+    """While it is entered, a dataclass that forward returns is a dict of its fields."""
+
+    def opened(_: Any, given: Any, result: Any) -> Any:
+        if not is_dataclass(result) or isinstance(result, Mapping):
+            return result
+        named = ((field.name, getattr(result, field.name)) for field in fields(result))
+        return {name: value for name, value in named if value is not None}
+
+    hook = module.register_forward_hook(opened)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def said_of(error: BaseException, examples: int) -> str:
+    """Return what torch.export says of a forward pass, a remedy, and the line of the user's."""
+    lines = (f for f in extract_tb(error.__traceback__) if not f.filename.startswith(ELSEWHERE))
+    frame = next(reversed([*lines]), None)
+    place = f" ({os.path.basename(frame.filename)}:{frame.lineno})" if frame else ""
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return (
+            "a data-dependent branch, or a number out of a tensor; expected a forward without "
+            f"branches on values: torch.where keeps both ways, torch.clamp a bound{place}"
+        )
+    said = str(error).strip().splitlines() or [type(error).__name__]
+    return (
+        f"{said[0]}; expected a forward that it takes, here with {examples} examples and without "
+        f"branches on values{place}"
+    )
 
 
 def hooks_of(part: Any) -> dict[str, dict[Any, Any]]:

@@ -60,7 +60,8 @@ def gradients(
 ) -> dict[str, int]:
     """Emit backward and return the unscaled gradients of the parameters `root` depends on.
 
-    `sums`: they are added to those of the micro-batches before.
+    `sums`: they are added to those of the micro-batches before. Raises InputError where the loss
+    depends on none of the parameters.
     """
     # d(scaled loss)/d(loss) is the scale itself, so backward starts from that source.
     gradient_of = backward(b, root, scalars[LOSS_SCALE], list(params.values()), add)
@@ -70,6 +71,8 @@ def gradients(
             grad = _sum(b, node, gradient_of[node]) if sums else gradient_of[node]
             with b.scope(role="update", layer=b.nodes[node].layer):
                 grads[name] = b.emit(unscale, grad, scalars[INVERSE_SCALE])
+    if params and not grads:
+        raise InputError("model: its loss depends on no parameter; expected one that is trained")
     return grads
 
 

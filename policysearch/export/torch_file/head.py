@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+"""Names that wrappers of torch put into the names of submodules."""
+
 HEAD = '''\
 """A mixed-precision policy for a torch module, obeyed call by call.
 
@@ -138,5 +141,5 @@ WITH_A_NUMBER = {"add": "shift", "subtract": "shift", "multiply": "scale", "divi
 ONE_DTYPE = (*PRODUCTS, "layer_norm", "prelu", "lerp", "scatter", "index_put")
 
 # Names that wrappers of torch put into the names of submodules.
-WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+WRAPPERS = $wrappers
 '''

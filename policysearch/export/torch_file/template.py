@@ -8,7 +8,7 @@ from string import Template
 from policysearch.export.levels import head
 from policysearch.export.torch_file.applying import APPLYING
 from policysearch.export.torch_file.calls import CALLS
-from policysearch.export.torch_file.head import HEAD
+from policysearch.export.torch_file.head import HEAD, WRAPPERS
 from policysearch.export.torch_file.loops import LOOPS
 from policysearch.export.torch_file.scaler import SCALER, scaler_values
 from policysearch.policy.policy import Policy
@@ -253,6 +253,7 @@ def file_of(
         head=head(asked, notes, losses, "torch"),
         power_of_two=running.scaling.power_of_two,
         state=running.optimizer_state,
+        wrappers=WRAPPERS,
         **scaler_values(running.loss_scale),
         **given,
     )
