@@ -278,10 +278,7 @@ def _masked_scores(t: Tracer, alike: Tensor, mask: Tensor, hides: bool) -> Tenso
     return add(t, alike, mask)
 
 
-def where(t: Tracer, mask: Tensor, a: Any = None, b: Any = None) -> Tensor:
-    if a is None or b is None:
-        hint = "give torch.where(mask, a, b), which keeps all"
-        raise refuse("where of a mask alone: as many places as are true", hint)
+def where(t: Tracer, mask: Tensor, a: Any, b: Any) -> Tensor:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return t.emit(masks.where, mask, a, b)
     if isinstance(a, Tensor):

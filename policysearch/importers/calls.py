@@ -11,6 +11,7 @@ from typing import Any
 from policysearch.graph import Shape
 from policysearch.importers.complex_numbers import complex_rule, is_complex
 from policysearch.importers.kernels import Kernel, names_in, rounds_once
+from policysearch.importers.places import listed, place_rule, places_in
 from policysearch.importers.program import FLOATS, UNCAST, Call, Ref, resolved
 from policysearch.importers.rules import FAMILIES, rule_of
 from policysearch.importers.selections import chooses, is_selection, selected_at, selection_rule
@@ -21,7 +22,7 @@ from policysearch.ops.shape import reshape
 from policysearch.values import InputError
 
 KEEP_ALL = "a selection whose size depends on values; keep all rows and multiply by the mask, or "
-SELECTIONS = ("nonzero", "nonzero_numpy", "masked_scatter", "_unique2")
+SELECTIONS = ("masked_scatter", "_unique2")
 REMEDIES: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(SELECTIONS, f"{KEEP_ALL}choose by torch.where")
 )
@@ -134,6 +135,10 @@ def _emit(tracer: Tracer, call: Call) -> None:
 def _rule_for(tracer: Tracer, op: str, arguments: Any) -> Rule:
     """Return the rule of an op of such arguments."""
     name, rule = op.removeprefix("aten."), rule_of(op)
+    if places_in(arguments):
+        return place_rule(name)
+    if name == "where" and len(arguments) == 1:
+        return listed
     if is_complex(arguments):
         rule = complex_rule(name, rule)
     if chooses(tracer, name, arguments):

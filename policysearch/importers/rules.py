@@ -32,6 +32,7 @@ TITLES: Mapping[str, str] = MappingProxyType(
         "shapes": "shapes",
         "indexing": "indexing",
         "selections": "rows that a mask chooses",
+        "places": "places where a mask is true",
         "routing": "ranks and routing",
         "draws": "draws",
     }

@@ -19,24 +19,28 @@ from policysearch.importers import elementwise
 from policysearch.importers.indexing import KEEP_ALL, index_select
 from policysearch.importers.losses import MEAN, NONE
 from policysearch.importers.reductions import RULES as OVER_AXES
-from policysearch.importers.shapes import expand
+from policysearch.importers.shapes import expand, unsqueeze
 from policysearch.importers.tracer import Rule, Selection, Tensor, Tracer, refuse
 from policysearch.ops import extremes, masks
 from policysearch.ops.draws import like
 from policysearch.ops.reduce import sum_over
 
-BY_ROW = frozenset(
-    {"to", "_to_copy", "type_as", "clone", "contiguous", "alias", "detach", "one_hot"}
-)
+CASTS = ("to", "_to_copy", "type_as")
+BY_ROW = frozenset({"clone", "contiguous", "alias", "detach", "one_hot"})
 """Ops that compute a row of one row of each operand, besides those of each value alone."""
 
 APART = ("glu", "prelu")
 """Ops of each value alone, but for an axis that they split or have weights along."""
 
-WEIGHED: Mapping[str, int] = MappingProxyType({"linear": 0, "layer_norm": 0, "embedding": 1})
+WEIGHED: Mapping[str, int] = MappingProxyType(
+    {"linear": 0, "matmul": 0, "mm": 0, "addmm": 1, "layer_norm": 0, "embedding": 1}
+)
 """Ops of weights and rows, and the place of the rows."""
 
-ALONG = ("softmax", "log_softmax", "unsqueeze", "squeeze", "select", "slice")
+ALONG = ("softmax", "log_softmax", "squeeze", "select", "slice")
+PARTS = ("chunk", "split", "split_with_sizes")
+"""Ops that give several parts along an axis, which they name last."""
+
 TOTALS = ("sum", "mean")
 """Ops that name an axis: by row, where it is another than the first."""
 
@@ -88,16 +92,16 @@ def selected(t: Tracer, x: Tensor, mask: Tensor) -> Selection:
     attrs = {"axis": 0, "smallest": False, "keepdim": True}
     first = t.whole(extremes.argmax, chosen, **attrs)
     another = expand(t, index_select(t, rows, 0, first), rows.shape)
-    return Selection(_where(t, chosen, rows, another), chosen)
+    return Selection(where_chosen(t, chosen, rows, another), chosen)
 
 
-def _everywhere(t: Tracer, chosen: Tensor, rows: Tensor) -> Tensor:
+def everywhere(t: Tracer, chosen: Tensor, rows: Tensor) -> Tensor:
     return t.view(chosen, (*chosen.shape, *(1,) * (len(rows.shape) - 1)))
 
 
-def _where(t: Tracer, chosen: Tensor, rows: Tensor, others: Tensor) -> Tensor:
+def where_chosen(t: Tracer, chosen: Tensor, rows: Tensor, others: Tensor) -> Tensor:
     emit = t.whole if t.is_whole(rows) and t.is_whole(others) else t.emit
-    return emit(masks.where, _everywhere(t, chosen, rows), rows, others)
+    return emit(masks.where, everywhere(t, chosen, rows), rows, others)
 
 
 def selection_rule(name: str, rule: Rule | None, *, pointwise: bool) -> Rule:
@@ -110,10 +114,16 @@ def selection_rule(name: str, rule: Rule | None, *, pointwise: bool) -> Rule:
         return partial(_of_classes, rule, CLASSES[name])
     if rule is not None and name in PAIRS:
         return partial(_of_pairs, rule, PAIRS[name])
+    if rule is not None and name in CASTS:
+        return partial(_cast, rule)
     if rule is not None and name not in APART and (pointwise or name in BY_ROW):
         return partial(_by_row, rule)
     if rule is not None and name in WEIGHED:
         return partial(_by_weights, rule, WEIGHED[name])
+    if rule is not None and name == "glu":
+        return lambda t, x, dim=-1: _along(rule, t, x, dim)
+    if rule is not None and name in PARTS:
+        return partial(_parts, rule)
     if rule is not None and name in ALONG:
         return partial(_along, rule)
     if rule is not None and name in TOTALS:
@@ -134,18 +144,18 @@ def _selections(value: Any) -> Iterator[Selection]:
 def _apart(t: Tracer, arguments: Any) -> tuple[Tensor, list[Any]]:
     """Return the mask of all selections among the arguments, and the arguments as rows."""
     chosen, *others = (selection.mask for selection in _selections(arguments))
-    if not all(_same(t, chosen.id, other.id) for other in others):
+    if not all(same(t, chosen.id, other.id) for other in others):
         raise refuse("selections by two masks", KEEP_ALL)
     return chosen, [x.rows if isinstance(x, Selection) else x for x in arguments]
 
 
-def _same(t: Tracer, a: int, b: int) -> bool:
+def same(t: Tracer, a: int, b: int) -> bool:
     """Return whether two nodes compute the same value."""
     one, other = t.b.nodes[a], t.b.nodes[b]
     if a == b or one.op.kind == "source":
         return a == b
     alike = (one.op, one.attrs, len(one.inputs)) == (other.op, other.attrs, len(other.inputs))
-    return alike and all(_same(t, i, j) for i, j in zip(one.inputs, other.inputs, strict=True))
+    return alike and all(same(t, i, j) for i, j in zip(one.inputs, other.inputs, strict=True))
 
 
 def _by_row(rule: Rule, t: Tracer, *arguments: Any, **options: Any) -> Any:
@@ -157,6 +167,14 @@ def _by_row(rule: Rule, t: Tracer, *arguments: Any, **options: Any) -> Any:
     if len({len(x.shape) for x in rows}) > 1 or any(x.shape[0] != 1 for x in beside):
         raise refuse(BESIDE, KEEP_ALL)
     return Selection(rule(t, *read, **options), chosen)
+
+
+def _cast(rule: Rule, t: Tracer, x: Any, *others: Any, **options: Any) -> Any:
+    """A cast, also to the format of a value of other rows."""
+    read = [y.rows if isinstance(y, Selection) else y for y in others]
+    if not isinstance(x, Selection):
+        return rule(t, x, *read, **options)
+    return Selection(rule(t, x.rows, *read, **options), x.mask)
 
 
 def _by_weights(rule: Rule, place: int, t: Tracer, *arguments: Any, **options: Any) -> Any:
@@ -171,6 +189,12 @@ def _along(rule: Rule, t: Tracer, x: Any, dim: Any = None, *others: Any, **optio
     if not isinstance(x, Selection) or not _apart_from_rows(x, dim):
         raise refuse("a selection along its rows", KEEP_ALL)
     return Selection(rule(t, x.rows, dim, *others, **options), x.mask)
+
+
+def _parts(rule: Rule, t: Tracer, x: Selection, sizes: Any, dim: int = 0) -> Any:
+    if not _apart_from_rows(x, dim):
+        raise refuse("a selection along its rows", KEEP_ALL)
+    return tuple(Selection(part, x.mask) for part in rule(t, x.rows, sizes, dim))
 
 
 def _apart_from_rows(x: Selection, dim: Any) -> bool:
@@ -191,7 +215,7 @@ def _total(rule: Rule, t: Tracer, x: Any, dim: Any = None, *others: Any, **optio
 def added(t: Tracer, x: Selection, *, mean: bool) -> Tensor:
     """Return the sum or the mean of what is chosen; the mean has the format of the rows."""
     attrs: dict[str, Any] = {"value": 0.0, "outside": True}
-    rows = t.emit(masks.masked_fill, x.rows, _everywhere(t, x.mask, x.rows), **attrs)
+    rows = t.emit(masks.masked_fill, x.rows, everywhere(t, x.mask, x.rows), **attrs)
     total = OVER_AXES["sum"](t, rows)
     if not mean:
         return total  # type: ignore[no-any-return]
@@ -239,15 +263,30 @@ def _put(t: Tracer, x: Any, indices: Any, value: Any, accumulate: bool = False, 
     if isinstance(x, Selection) or len(indices) != 1 or accumulate or not t.is_mask(indices[0]):
         raise refuse("values in a selection whose size depends on values", KEEP_ALL)
     mask = indices[0]
-    if not _same(t, value.mask.id, mask.id):
+    if not same(t, value.mask.id, mask.id):
         raise refuse("selections by two masks", KEEP_ALL)
     rows = t.view(x, (size(mask.shape), *x.shape[len(mask.shape) :]))
     kept = value.rows if t.is_whole(rows) else t.emit(like, rows, value.rows)
-    return t.view(_where(t, value.mask, kept, rows), x.shape)
+    return t.view(where_chosen(t, value.mask, kept, rows), x.shape)
+
+
+def _with_an_axis(t: Tracer, x: Selection, dim: int) -> Selection:
+    if dim % (len(x.shape) + 1) == 0:
+        raise refuse("a selection along its rows", KEEP_ALL)
+    return Selection(unsqueeze(t, x.rows, dim), x.mask)
+
+
+def _rows_alone(t: Tracer, x: Selection, shape: Any) -> Selection:
+    """A view that leaves the rows as they are, as of one row that [None] made."""
+    if tuple(shape[1:]) != x.shape[1:]:
+        raise refuse("a selection in another shape", KEEP_ALL)
+    return x
 
 
 OWN: Mapping[str, Rule] = MappingProxyType(
     {
+        **dict.fromkeys(("view", "reshape"), _rows_alone),
+        "unsqueeze": _with_an_axis,
         "broadcast_tensors": _alike,
         "index_put": _put,
         "getitem": lambda t, tensors, place: tensors[place],

@@ -251,10 +251,28 @@ COUNTS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 """What is written out while a forward pass is read, of torch and of Tensor."""
 
 
+PLACES = ((torch, "where"), (torch, "nonzero"), (torch.Tensor, "nonzero"))
+"""What lists the places where a mask is true."""
+
+
+def _some(find: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what finds places, of which there are some wherever forward asks for their number."""
+
+    def found(*given: Any, **options: Any) -> Any:
+        places = find(*given, **options)
+        if len(given) < 3 and "input" not in options:
+            torch._check((places if isinstance(places, torch.Tensor) else places[0]).shape[0] > 0)
+        return places
+
+    return found
+
+
 @contextlib.contextmanager
 def counts_known() -> Iterator[None]:
-    """While it is entered, COUNTS are written out."""
+    """While it is entered, COUNTS are written out, and PLACES are some."""
     with contextlib.ExitStack() as stack:
+        for owner, name in PLACES:
+            stack.enter_context(mock.patch.object(owner, name, _some(getattr(owner, name))))
         for owner in (torch, torch.Tensor):
             for name, function in COUNTS.items():
                 stack.enter_context(mock.patch.object(owner, name, function))

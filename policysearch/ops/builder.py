@@ -134,7 +134,7 @@ def backward(b: Builder, root: int, seed: int, wanted: Sequence[int], add: Op) -
             reaches.add(node.id)
     grads: dict[int, int] = {root: seed}
     for node in reversed(forward):
-        if node.id in grads and node.id not in b.unseen:
+        if node.id in grads:
             _pass_on(b, node, grads, reaches, add)
     return {i: grads[i] for i in wanted if i in grads}
 
