@@ -159,6 +159,19 @@ def test_what_is_made_in_the_format_of_a_value_has_it(name: str, wide: bool) -> 
     assert found.half is not None and found.half.within(FACTOR, LEAST), found
 
 
+class Holding(nn.Module):
+    """A tensor that the module holds and puts in the format of a value, as CLIP's mask is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.mask = nn.Linear(6, 8), nn.Linear(8, 5), torch.randn(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        self.mask = self.mask.to(dtype=h.dtype, device=h.device)
+        return torch.as_tensor(self.last(h * self.mask))
+
+
 def _by_type() -> Kept:
     return Kept(typed=True)
 
@@ -171,6 +184,7 @@ CASES: tuple[tuple[Any, Any], ...] = (
     (Stored, normal((4, 6))),
     (Named, normal((4, 6))),
     (Renamed, normal((4, 6))),
+    (Holding, normal((4, 6))),
     (_by_type, normal((4, 6))),
     (_by_dtype, normal((4, 6))),
     (Lying, normal((4, 6))),

@@ -160,8 +160,11 @@ def note_formats(graph: Any) -> None:
 
 
 def _apart(x: Any) -> Any:
-    """Return x by another name: a cast that changes nothing gives x, whose later uses it takes."""
-    return torch.ops.aten.alias(x)
+    """Return x by another name: a cast that changes nothing gives x, whose later uses it takes.
+
+    Not a tensor that is no value of the pass: a module may hold it, and put the cast in its place.
+    """
+    return x if type(x) is torch.Tensor else torch.ops.aten.alias(x)
 
 
 class _Tried(_Reads):
