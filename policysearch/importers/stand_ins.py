@@ -304,7 +304,8 @@ def said_of(error: BaseException, examples: int) -> str:
     if isinstance(error, GuardOnDataDependentSymNode):
         return (
             "a data-dependent branch, or a number out of a tensor; expected a forward without "
-            f"branches on values: torch.where keeps both ways, torch.clamp a bound{place}"
+            "branches on values: torch.where keeps both ways, torch.clamp a bound, and rows that a "
+            f"mask chooses need no check{place}"
         )
     said = str(error).strip().splitlines() or [type(error).__name__]
     return (
