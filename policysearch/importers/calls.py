@@ -53,7 +53,7 @@ def emit_calls(tracer: Tracer, calls: Sequence[Call], results: Collection[str]) 
     Return what is wrong with those that cannot be imported, "" if nothing.
     """
     faults: dict[str, None] = {}
-    readers = Counter(n for c in calls for n in set(names_in((c.arguments, c.options))))
+    readers = Counter(n for c in calls for n in names_in((c.arguments, c.options)))
     for kernel, group in groupby(calls, lambda call: call.piece.kernel if call.piece else ""):
         pieces = tuple(group)
         if kernel and _emit_kernel(tracer, pieces, calls, results):

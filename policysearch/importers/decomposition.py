@@ -46,6 +46,13 @@ def multiplies(node: Any) -> bool:
     return name in PRODUCTS and bool(node.meta["val"].is_floating_point())
 
 
+def meets_two(node: Any) -> bool:
+    """Return whether a call is a product of floats of two formats, as autocast alone has them."""
+    read = (x.meta.get("val") for x in node.all_input_nodes)
+    floats = (x for x in read if isinstance(x, torch.Tensor) and x.is_floating_point())
+    return len({x.dtype for x in floats}) > 1 and multiplies(node)
+
+
 def take_apart(program: Any, known: Known) -> None:
     """Replace the calls in an export that have no rule, and a decomposition, by their pieces."""
     graph, signature = program.graph, program.graph_signature

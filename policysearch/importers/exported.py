@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 
 from policysearch.importers.aliases import Aliases, in_place, op_of, open_regions, read_in_regions
-from policysearch.importers.decomposition import take_apart
+from policysearch.importers.decomposition import meets_two, take_apart
 from policysearch.importers.followed import call_name, followed_known, note_formats
 from policysearch.importers.forward_state import (
     assignments_written,
@@ -229,13 +229,14 @@ def _second_export(
     inputs = with_batch(example, BATCHES[1])
     if any(_names_a_format(node) for node in first.graph.nodes):
         low = tuple(x.to(torch.bfloat16) if x.dtype in FLOAT_TYPES else x for x in inputs)
-        try:
-            kept = read_in_regions(first)
-            second = exported(_in_bfloat16(module, kept), low, training, lines=False)
-        except InputError:
-            second = None
-        if second is not None and _calls(second) == _calls(first):
-            return second, True
+        copied = _in_bfloat16(module, read_in_regions(first))
+        cast = torch.autocast("cpu", torch.bfloat16)
+        for way in (contextlib.nullcontext(), cast):  # the second where products meet two formats
+            with contextlib.suppress(InputError), way:
+                second = exported(copied, low, training, lines=False)
+                plain = way is cast or not any(map(meets_two, second.graph.nodes))
+                if plain and _calls(second) == _calls(first):
+                    return second, True
     return exported(module, inputs, training, lines=False), False
 
 

@@ -82,13 +82,13 @@ each axis; `ceil_mode` has a last window that is not full.
 
 def _average(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     pool = pool_of(inputs[0].shape, attrs)
-    return reduce(np.add, pool.places(pool.bordered(inputs[0], 0.0))) * pool.shares()
+    return reduce(np.add, pool.places(pool.bordered(inputs[0], 0.0))) / pool.counts()
 
 
 def _average_grad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     pool = pool_of(attrs["shape"], attrs)
-    spread, share = pool.border(inputs[0], 0.0), inputs[0] * pool.shares()
-    for target in pool.places(spread):
+    spread, share = pool.border(inputs[0], 0.0), inputs[0] / pool.counts()
+    for target in reversed([*pool.places(spread)]):  # to each value from its windows in their order
         target += share
     return pool.interior(spread)
 

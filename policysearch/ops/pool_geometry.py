@@ -97,16 +97,16 @@ class Pool:
             )
             yield framed[(slice(None), slice(None), *cuts)]
 
-    def shares(self) -> FloatArray | np.float32:
-        """Return 1 / the number of values averaged at each place of the result, as torch counts.
+    def counts(self) -> FloatArray | np.float32:
+        """Return the number of values averaged at each place of the result, as torch counts.
 
         What a window rounded up reaches behind the padding is never counted.
         """
         plain = not self.ceil and (self.counts_padding or not any(self.padding))
         if plain or self.divisor:
-            return np.float32(1.0 / (self.divisor or size(self.window)))
-        counts = [self._counts(axis) for axis in self.axes]
-        return (np.float32(1.0) / reduce(np.multiply.outer, counts)).astype(np.float32)
+            return np.float32(self.divisor or size(self.window))
+        counts: FloatArray = reduce(np.multiply.outer, map(self._counts, self.axes))
+        return counts
 
     def _counts(self, axis: int) -> FloatArray:
         pad, extent = self.padding[axis], self.image[axis]

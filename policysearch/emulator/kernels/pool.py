@@ -92,13 +92,13 @@ def _bind_average(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Run:
     pool = pool_of(inputs[0].shape, attrs)
-    (first, *rest), shares = pool.places(inputs[0]), pool.shares()
+    (first, *rest), counts = pool.places(inputs[0]), pool.counts()
 
     def run() -> None:
         np.copyto(out, first)
         for values in rest:
             np.add(out, values, out=out)
-        np.multiply(out, shares, out=out)
+        np.divide(out, counts, out=out)
 
     return run
 
@@ -107,11 +107,11 @@ def _bind_average_grad(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Run:
     pool, grad, share = pool_of(out.shape, attrs), inputs[0], like(inputs[0], work)
-    places, shares = list(pool.places(out)), pool.shares()
+    places, counts = [*pool.places(out)][::-1], pool.counts()
 
     def run() -> None:
         out.fill(0.0)
-        np.multiply(grad, shares, out=share)
+        np.divide(grad, counts, out=share)
         for target in places:
             np.add(target, share, out=target)
 
