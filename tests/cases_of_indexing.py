@@ -111,6 +111,8 @@ CASES: dict[str, tuple[tuple[int, ...], Function]] = {
         ROWS,
         lambda x: x[:, torch.tensor([True, False, True, True])] * x[:, 1:],
     ),
+    "nonzero": (FLAT, lambda x: x * x[(x[:, 0] > -0.5).nonzero().squeeze(-1)].mean()),
+    "nonzero_numpy": (ROWS, lambda x: x * x[(x > 0.1).nonzero(as_tuple=True)].mean()),
     "index by a mask": (ROWS, lambda x: x * x[x > 0.1].mean()),
     "masked_select": (ROWS, lambda x: x * torch.masked_select(x, x > 0.1).mean()),
     "index_select": (ROWS, lambda x: x.index_select(2, torch.tensor([0, 0, 5]))),

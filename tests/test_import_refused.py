@@ -94,7 +94,10 @@ REFUSED: dict[str, tuple[Function, str]] = {
         lambda x: x * x[:, x[0, :, 0] > 0].sum(),
         r"index: a selection whose size depends on values; keep all rows and multiply by the mask",
     ),
-    "places": (lambda x: x * x.argmax(-1).nonzero().sum(), r"nonzero: a selection whose size"),
+    "places": (
+        lambda x: x * x.argmax(-1).nonzero().sum(),
+        r"nonzero: places of several axes in one tensor",
+    ),
     "values by a mask": (
         lambda x: x.masked_scatter(MASK, x * x),
         r"masked_scatter: a selection whose size depends on values; keep .* choose by torch.where",

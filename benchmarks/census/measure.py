@@ -52,8 +52,8 @@ class MovedSums(AsAGpu):
 
     They are added up in float64, moved by normal noise of the size of one float32 rounding of the
     sum of all magnitudes, and rounded in the same places. Other sums in float32 are moved by one
-    rounding of theirs. Jitter of the parameters does not show this: weights lose it when they are cast. Of
-    equal values, many in 16 bits, `topk` takes others.
+    rounding of theirs. Jitter of the parameters does not show this: weights lose it when they are
+    cast. Of equal values, many in 16 bits, `topk` takes others.
     """
 
     def __init__(self, seed: int) -> None:

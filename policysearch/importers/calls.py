@@ -102,8 +102,8 @@ def _emit(tracer: Tracer, call: Call) -> None:
     arguments = tracer.settled(arguments)
     options = {key: tracer.argument(value) for key, value in call.options}
     rule = _rule_for(tracer, call.op, arguments)
-    read = Counter(x for x in (*arguments, *options.values()) if isinstance(x, Tensor))
-    tracer.repeated = [x for x, count in read.items() if count > 1]
+    read = Counter(names_in((call.arguments, call.options)))
+    tracer.repeated = [tracer.value(name) for name, count in read.items() if count > 1]
     followed, uncast = tracer.followed(arguments), options.pop(UNCAST, False)
     start = len(tracer.b.nodes)
     try:

@@ -22,7 +22,7 @@ import torch
 
 from policysearch.importers.aliases import Aliases, in_place, op_of, open_regions, read_in_regions
 from policysearch.importers.decomposition import meets_two, take_apart
-from policysearch.importers.followed import call_name, followed_known, note_formats
+from policysearch.importers.followed import FORMAT, call_name, followed_known, note_formats
 from policysearch.importers.forward_state import (
     assignments_written,
     draw_states,
@@ -324,9 +324,9 @@ def like_of_draw(node: Any) -> Any:
 
 
 def read_by(node: Any) -> Sequence[Any]:
-    """Return the values that a call reads; a draw in place does not read what was there."""
+    """Return the values that a call reads, if only their formats; not what a draw writes over."""
     if not (draws(node) and in_place(node)):
-        return tuple(node.all_input_nodes)
+        return (*node.all_input_nodes, *filter(None, (node.meta.get(FORMAT),)))
     like = like_of_draw(node)
     others = (x for x in node.all_input_nodes if x is not node.args[0])
     return (*others, *(() if like is None else (like,)))

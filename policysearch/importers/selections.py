@@ -7,7 +7,7 @@ own; they have no gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 
 from policysearch.graph import size
-from policysearch.importers import elementwise
 from policysearch.importers.indexing import KEEP_ALL, index_select
 from policysearch.importers.losses import MEAN, NONE
 from policysearch.importers.reductions import RULES as OVER_AXES
 from policysearch.importers.shapes import expand, unsqueeze
 from policysearch.importers.tracer import Rule, Selection, Tensor, Tracer, refuse
 from policysearch.ops import extremes, masks
+from policysearch.ops.builder import Builder
+from policysearch.ops.composite import composite
 from policysearch.ops.draws import like
+from policysearch.ops.elementwise import divide, scale
 from policysearch.ops.reduce import sum_over
 
 CASTS = ("to", "_to_copy", "type_as")
@@ -213,16 +215,20 @@ def _total(rule: Rule, t: Tracer, x: Any, dim: Any = None, *others: Any, **optio
 
 
 def added(t: Tracer, x: Selection, *, mean: bool) -> Tensor:
-    """Return the sum or the mean of what is chosen; the mean has the format of the rows."""
+    """Return the sum or the mean of what is chosen; the mean is one kernel, rounded once."""
     attrs: dict[str, Any] = {"value": 0.0, "outside": True}
     rows = t.emit(masks.masked_fill, x.rows, everywhere(t, x.mask, x.rows), **attrs)
-    total = OVER_AXES["sum"](t, rows)
     if not mean:
-        return total  # type: ignore[no-any-return]
-    count = t.whole(sum_over, x.mask, axes=(0,), keepdim=False)
-    result = elementwise.divide(t, total, count)
-    each = size(x.shape[1:])
-    return t.emit(like, x.rows, elementwise.divide(t, result, each) if each > 1 else result)
+        return OVER_AXES["sum"](t, rows)  # type: ignore[no-any-return]
+    axes, each = tuple(range(len(rows.shape))), float(size(rows.shape[1:]))
+
+    def divided(b: Builder, inputs: Sequence[int]) -> int:
+        total = b.emit(sum_over, inputs[0], attrs={"axes": axes, "keepdim": False})
+        count = b.emit(sum_over, inputs[1], attrs={"axes": (0,), "keepdim": False})
+        return b.emit(divide, total, b.emit(scale, count, attrs={"factor": each}))
+
+    one = composite("mean", [rows.shape, x.mask.shape], divided, whole=(1,))
+    return t.emit_nodes(one, t.full(rows), t.full(x.mask), source="mean")
 
 
 def _of_classes(rule: Rule, place: int, t: Tracer, *arguments: Any, **options: Any) -> Any:

@@ -227,7 +227,8 @@ class Reader:
             if op_of(nodes[0]) == "aten.batch_norm":
                 wanted.add(nodes[0].name)
             if nodes[0].name in wanted:
-                wanted |= {self._names[x] for x in read_by(self._version_with_casts(nodes))}
+                read = read_by(self._version_with_casts(nodes))
+                wanted |= {self._names[x] for x in read if x in self._names}
         return wanted
 
     def _growing_calls(self, fixed: Mapping[str, Any], needed: Collection[str]) -> set[str]:
