@@ -18,6 +18,7 @@ from policysearch.graph import (
     size,
 )
 from policysearch.ops.builder import Builder
+from policysearch.ops.source import IN_PLACE, pinned_cast
 
 
 def same_shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
@@ -111,6 +112,13 @@ def gradient_of(place: int, whole: Callable[[Builder, Node, int], int]) -> Gradi
     return rule
 
 
+def passed(b: Builder, node: Node, grad: int) -> int:
+    """Return the gradient itself, in the format of what the op is stored in, if in place."""
+    if IN_PLACE not in node.attributes:
+        return grad
+    return b.emit(pinned_cast, grad, source=pinned_cast.name)
+
+
 def _negative(b: Builder, node: Node, grad: int) -> int:
     return b.emit(scale, grad, attrs={"factor": -1.0})
 
@@ -119,7 +127,7 @@ add = Op(
     "add",
     broadcast,
     ufunc(np.add),
-    gradients=tuple(gradient_of(place, lambda b, node, grad: grad) for place in (0, 1)),
+    gradients=tuple(gradient_of(place, passed) for place in (0, 1)),
     example=_pair,
     in_place=(0, 1),
 )
@@ -129,7 +137,7 @@ subtract = Op(
     "subtract",
     broadcast,
     ufunc(np.subtract),
-    gradients=(gradient_of(0, lambda b, node, grad: grad), gradient_of(1, _negative)),
+    gradients=(gradient_of(0, passed), gradient_of(1, _negative)),
     example=_column,
     in_place=(0, 1),
 )

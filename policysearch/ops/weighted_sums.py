@@ -13,6 +13,7 @@ from policysearch.ops.elementwise import (
     divide,
     gradient_of,
     multiply,
+    passed,
     same_shape,
     subtract,
 )
@@ -26,10 +27,6 @@ def _triple(rng: np.random.Generator) -> Example:
     return Example(
         (first, second, rng.uniform(1.0, 2.0, (3, 1)).astype(np.float32)), {"value": 0.7}
     )
-
-
-def _same(b: Builder, node: Node, grad: int) -> int:
-    return grad
 
 
 def _by_value(b: Builder, x: int, node: Node) -> int:
@@ -52,7 +49,7 @@ add_scaled = Op(
     "add_scaled",
     broadcast,
     _add_scaled,
-    gradients=(gradient_of(0, _same), gradient_of(1, lambda b, n, grad: _by_value(b, grad, n))),
+    gradients=(gradient_of(0, passed), gradient_of(1, lambda b, n, grad: _by_value(b, grad, n))),
     flops=lambda inputs, out, attrs: 2 * size(out),
     example=_pair,
 )
@@ -69,7 +66,7 @@ add_product = Op(
     broadcast,
     _add_product,
     gradients=(
-        gradient_of(0, _same),
+        gradient_of(0, passed),
         gradient_of(1, lambda b, n, grad: b.emit(multiply, grad, _by_value(b, n.inputs[2], n))),
         gradient_of(2, lambda b, n, grad: b.emit(multiply, grad, _by_value(b, n.inputs[1], n))),
     ),
@@ -110,7 +107,7 @@ add_quotient = Op(
     "addcdiv",
     broadcast,
     _add_quotient,
-    gradients=(gradient_of(0, _same), gradient_of(1, _of_numerator), gradient_of(2, _of_divisor)),
+    gradients=(gradient_of(0, passed), gradient_of(1, _of_numerator), gradient_of(2, _of_divisor)),
     flops=lambda inputs, out, attrs: 3 * size(out),
     example=_triple,
 )
