@@ -33,7 +33,7 @@ TWICE: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
     "views of it": lambda net, h: h.view(-1, 8).view_as(h) * h.mT.mT + h,
     "its halves": lambda net, h: torch.cat([h[..., :4] * h[..., 4:], h[..., 2:6]], -1) * h,
     "a share of it added": lambda net, h: torch.add(h, h, alpha=0.3),
-    "added to in place": lambda net, h: h * net.weight + (h * 1).add_(h * net.weight),
+    "added to in place": lambda net, h: h * net.weight + (2 * h).add_(h * net.weight),
     "changed in place": lambda net, h: (h * 1).mul_(net.weight),
 }
 """What reads a value more than once, all of them beside one more product."""
