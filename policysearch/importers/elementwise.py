@@ -23,24 +23,24 @@ from policysearch.ops import (
 )
 from policysearch.ops.elementwise import scale
 from policysearch.ops.gather import STEPS
+from policysearch.ops.weighted_sums import sum_with_share
 
 Operand = Any
 """A Tensor or a number."""
 
 
-def _pair(t: Tracer, op: Op, a: Tensor, b: Tensor, source: str = "", **attrs: Any) -> Tensor:
+def _pair(t: Tracer, op: Op, a: Tensor, b: Tensor, **attrs: Any) -> Tensor:
     """Emit `op` on two tensors, in the shape their nodes have where that is the same."""
-    source = source or op.name
     if a.shape == b.shape and t.b.shape(a.id) == t.b.shape(b.id) and a.swapped == b.swapped:
-        node = t.b.emit(op, a.id, b.id, attrs=attrs, source=source)
+        node = t.b.emit(op, a.id, b.id, attrs=attrs, source=op.name)
         return Tensor(node, a.shape, a.swapped)
     for wide, narrow in ((a, b), (b, a)):
         vector = len(narrow.shape) == 1 and narrow.shape == wide.shape[-1:]
         if vector and t.b.shape(wide.id)[-1:] == narrow.shape and not wide.swapped:
             left, right = (x.id if x is wide else t.full(x) for x in (a, b))
-            node = t.b.emit(op, left, right, attrs=attrs, source=source)
+            node = t.b.emit(op, left, right, attrs=attrs, source=op.name)
             return Tensor(node, wide.shape)
-    return t.emit(op, a, b, source=source, **attrs)
+    return t.emit(op, a, b, **attrs)
 
 
 def add(t: Tracer, a: Operand, b: Operand, alpha: float = 1) -> Tensor:
@@ -49,7 +49,7 @@ def add(t: Tracer, a: Operand, b: Operand, alpha: float = 1) -> Tensor:
     if not isinstance(b, Tensor):
         return t.pointwise(elementwise.shift, a, amount=float(b * alpha))
     if alpha != 1:
-        return _pair(t, weighted_sums.add_scaled, a, b, source="add", value=float(alpha))
+        return t.emit(sum_with_share(float(alpha)), a, b, source="add")
     return _pair(t, elementwise.add, a, b)
 
 
@@ -59,7 +59,7 @@ def subtract(t: Tracer, a: Operand, b: Operand, alpha: float = 1) -> Tensor:
     if not isinstance(a, Tensor):
         return add(t, negative(t, multiply(t, b, alpha)), a)
     if alpha != 1:
-        return _pair(t, weighted_sums.add_scaled, a, b, source="subtract", value=float(-alpha))
+        return t.emit(sum_with_share(-float(alpha)), a, b, source="subtract")
     return _pair(t, elementwise.subtract, a, b)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from policysearch.graph import size
 from policysearch.importers.elementwise import divide, multiply
 from policysearch.importers.shapes import expand, slice_of, unsqueeze
-from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
+from policysearch.importers.tracer import Rule, Selection, Tensor, Tracer, refuse
 from policysearch.ops import extrema, extremes, gather, indexing, masks
 from policysearch.ops import scatter as scatter_ops
 from policysearch.ops.draws import like
@@ -192,6 +192,34 @@ def extreme_so_far(*, smallest: bool) -> Rule:
         return gathered(t, x, axis, places), places
 
     return rule
+
+
+def selected(t: Tracer, x: Tensor, mask: Tensor) -> Selection:
+    """Return x[mask]; the mask has the first axes of x, or all."""
+    count, rest = size(mask.shape), x.shape[len(mask.shape) :]
+    rows, chosen = t.view(x, (count, *rest)), t.view(mask, (count,))
+    attrs = {"axis": 0, "smallest": False, "keepdim": True}
+    first = t.whole(extremes.argmax, chosen, **attrs)
+    another = expand(t, index_select(t, rows, 0, first), rows.shape)
+    return Selection(where_chosen(t, chosen, rows, another), chosen)
+
+
+def everywhere(t: Tracer, chosen: Tensor, rows: Tensor) -> Tensor:
+    return t.view(chosen, (*chosen.shape, *(1,) * (len(rows.shape) - 1)))
+
+
+def where_chosen(t: Tracer, chosen: Tensor, rows: Tensor, others: Tensor) -> Tensor:
+    emit = t.whole if t.is_whole(rows) and t.is_whole(others) else t.emit
+    return emit(masks.where, everywhere(t, chosen, rows), rows, others)
+
+
+def same(t: Tracer, a: int, b: int) -> bool:
+    """Return whether two nodes compute the same value."""
+    one, other = t.b.nodes[a], t.b.nodes[b]
+    if a == b or one.op.kind == "source":
+        return a == b
+    alike = (one.op, one.attrs, len(one.inputs)) == (other.op, other.attrs, len(other.inputs))
+    return alike and all(same(t, i, j) for i, j in zip(one.inputs, other.inputs, strict=True))
 
 
 RULES: Mapping[str, Rule] = MappingProxyType(

@@ -14,15 +14,14 @@ from typing import Any
 
 from policysearch.graph import Shape, size
 from policysearch.importers.elementwise import add
-from policysearch.importers.indexing import KEEP_ALL
-from policysearch.importers.routing import arange
-from policysearch.importers.selections import everywhere, same, selected, where_chosen
+from policysearch.importers.indexing import KEEP_ALL, everywhere, same, selected, where_chosen
 from policysearch.importers.shapes import expand, permute, select, slice_of
 from policysearch.importers.tracer import Rule, Selection, Tensor, Tracer, refuse
 from policysearch.ops import masks
 from policysearch.ops.comparison import compare
 from policysearch.ops.draws import like
 from policysearch.ops.indexing import take_slice
+from policysearch.ops.routing import arange
 
 MOST = 64
 """So many places of other axes are gone through one by one."""
@@ -51,7 +50,8 @@ def listed(t: Tracer, mask: Tensor) -> tuple[Places, ...]:
     count, of = size(mask.shape), mask.shape
     found = []
     for axis, extent in enumerate(of):
-        along = t.view(arange(t, extent), (1,) * axis + (extent,) + (1,) * (len(of) - axis - 1))
+        counted = t.whole(arange, t.number(0.0), range=(0, extent, 1))
+        along = t.view(counted, (1,) * axis + (extent,) + (1,) * (len(of) - axis - 1))
         rows = t.view(expand(t, along, of), (count,))
         found.append(Places(rows, t.view(mask, (count,)), of, axis))
     return tuple(found)
@@ -92,7 +92,7 @@ def _index(t: Tracer, x: Any, indices: Sequence[Any]) -> Selection:
     if not alike or not all(same(t, y.mask.id, found[0].mask.id) for y in found):
         raise refuse("places beside other indices", KEEP_ALL)
     if len(found) == 1:
-        return _gathered(t, x, found[0])
+        return _rows_at(t, x, found[0])
     axes, of = [y.axis for y in found], found[0].of
     if sorted(axes) != [*range(len(of))] or x.shape[: len(of)] != tuple(of[i] for i in axes):
         raise refuse("places of some axes", KEEP_ALL)
@@ -101,7 +101,7 @@ def _index(t: Tracer, x: Any, indices: Sequence[Any]) -> Selection:
     return selected(t, turned, t.view(found[0].mask, of))
 
 
-def _gathered(t: Tracer, x: Tensor, places: Places) -> Selection:
+def _rows_at(t: Tracer, x: Tensor, places: Places) -> Selection:
     """Return the row of x for each place."""
     extent, rest = places.of[places.axis], x.shape[1:]
     if x.shape[0] != extent:

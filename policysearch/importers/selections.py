@@ -7,7 +7,7 @@ own; they have no gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -15,17 +15,14 @@ from typing import Any
 import numpy as np
 
 from policysearch.graph import size
-from policysearch.importers.indexing import KEEP_ALL, index_select
+from policysearch.importers.indexing import KEEP_ALL, everywhere, same, selected, where_chosen
 from policysearch.importers.losses import MEAN, NONE
 from policysearch.importers.reductions import RULES as OVER_AXES
 from policysearch.importers.shapes import expand, unsqueeze
 from policysearch.importers.tracer import Rule, Selection, Tensor, Tracer, refuse
-from policysearch.ops import extremes, masks
-from policysearch.ops.builder import Builder
-from policysearch.ops.composite import composite
+from policysearch.ops import masks
 from policysearch.ops.draws import like
-from policysearch.ops.elementwise import divide, scale
-from policysearch.ops.reduce import sum_over
+from policysearch.ops.moments import mean_of_chosen
 
 CASTS = ("to", "_to_copy", "type_as")
 BY_ROW = frozenset({"clone", "contiguous", "alias", "detach", "one_hot"})
@@ -87,25 +84,6 @@ def selected_at(t: Tracer, x: Any, indices: Any) -> Selection:
     return selected(t, x, indices[0])
 
 
-def selected(t: Tracer, x: Tensor, mask: Tensor) -> Selection:
-    """Return x[mask]; the mask has the first axes of x, or all."""
-    count, rest = size(mask.shape), x.shape[len(mask.shape) :]
-    rows, chosen = t.view(x, (count, *rest)), t.view(mask, (count,))
-    attrs = {"axis": 0, "smallest": False, "keepdim": True}
-    first = t.whole(extremes.argmax, chosen, **attrs)
-    another = expand(t, index_select(t, rows, 0, first), rows.shape)
-    return Selection(where_chosen(t, chosen, rows, another), chosen)
-
-
-def everywhere(t: Tracer, chosen: Tensor, rows: Tensor) -> Tensor:
-    return t.view(chosen, (*chosen.shape, *(1,) * (len(rows.shape) - 1)))
-
-
-def where_chosen(t: Tracer, chosen: Tensor, rows: Tensor, others: Tensor) -> Tensor:
-    emit = t.whole if t.is_whole(rows) and t.is_whole(others) else t.emit
-    return emit(masks.where, everywhere(t, chosen, rows), rows, others)
-
-
 def selection_rule(name: str, rule: Rule | None, *, pointwise: bool) -> Rule:
     """Return the rule of an op that reads a selection; `rule` is that of tensors.
 
@@ -149,15 +127,6 @@ def _apart(t: Tracer, arguments: Any) -> tuple[Tensor, list[Any]]:
     if not all(same(t, chosen.id, other.id) for other in others):
         raise refuse("selections by two masks", KEEP_ALL)
     return chosen, [x.rows if isinstance(x, Selection) else x for x in arguments]
-
-
-def same(t: Tracer, a: int, b: int) -> bool:
-    """Return whether two nodes compute the same value."""
-    one, other = t.b.nodes[a], t.b.nodes[b]
-    if a == b or one.op.kind == "source":
-        return a == b
-    alike = (one.op, one.attrs, len(one.inputs)) == (other.op, other.attrs, len(other.inputs))
-    return alike and all(same(t, i, j) for i, j in zip(one.inputs, other.inputs, strict=True))
 
 
 def _by_row(rule: Rule, t: Tracer, *arguments: Any, **options: Any) -> Any:
@@ -220,15 +189,8 @@ def added(t: Tracer, x: Selection, *, mean: bool) -> Tensor:
     rows = t.emit(masks.masked_fill, x.rows, everywhere(t, x.mask, x.rows), **attrs)
     if not mean:
         return OVER_AXES["sum"](t, rows)  # type: ignore[no-any-return]
-    axes, each = tuple(range(len(rows.shape))), float(size(rows.shape[1:]))
-
-    def divided(b: Builder, inputs: Sequence[int]) -> int:
-        total = b.emit(sum_over, inputs[0], attrs={"axes": axes, "keepdim": False})
-        count = b.emit(sum_over, inputs[1], attrs={"axes": (0,), "keepdim": False})
-        return b.emit(divide, total, b.emit(scale, count, attrs={"factor": each}))
-
-    one = composite("mean", [rows.shape, x.mask.shape], divided, whole=(1,))
-    return t.emit_nodes(one, t.full(rows), t.full(x.mask), source="mean")
+    one = mean_of_chosen(rows.shape, x.mask.shape)
+    return t.emit_nodes(one, t.full(rows), t.full(x.mask), source=one.name)
 
 
 def _of_classes(rule: Rule, place: int, t: Tracer, *arguments: Any, **options: Any) -> Any:

@@ -18,7 +18,7 @@ from policysearch.graph import (
     size,
 )
 from policysearch.ops.builder import Builder
-from policysearch.ops.source import IN_PLACE, pinned_cast
+from policysearch.ops.source import passed
 
 
 def same_shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
@@ -110,13 +110,6 @@ def gradient_of(place: int, whole: Callable[[Builder, Node, int], int]) -> Gradi
         )
 
     return rule
-
-
-def passed(b: Builder, node: Node, grad: int) -> int:
-    """Return the gradient itself, in the format of what the op is stored in, if in place."""
-    if IN_PLACE not in node.attributes:
-        return grad
-    return b.emit(pinned_cast, grad, source=pinned_cast.name)
 
 
 def _negative(b: Builder, node: Node, grad: int) -> int:

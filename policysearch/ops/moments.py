@@ -7,11 +7,22 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from policysearch.graph import Attrs, Example, FloatArray, GradientRule, Node, Op, Placement, size
+from policysearch.graph import (
+    Attrs,
+    Example,
+    FloatArray,
+    GradientRule,
+    Node,
+    Op,
+    Placement,
+    Shape,
+    size,
+)
 from policysearch.ops.builder import Builder
-from policysearch.ops.elementwise import multiply, scale, subtract
+from policysearch.ops.composite import composite
+from policysearch.ops.elementwise import divide, multiply, scale, subtract
 from policysearch.ops.exponentials import pow_constant
-from policysearch.ops.reduce import axes_of, count_of, kept, mean, reduced
+from policysearch.ops.reduce import axes_of, count_of, kept, mean, reduced, sum_over
 from policysearch.ops.shape import reshape
 
 
@@ -148,3 +159,15 @@ def _by_norm(b: Builder, node: Node, grad: int) -> int:
 
 vector_norm = _moment("vector_norm", _norm, _by_norm, "fp32")
 """(sum of |x|^ord over `axes`)^(1 / ord), `ord` 2 if not given; the largest for infinity."""
+
+
+def mean_of_chosen(rows: Shape, mask: Shape) -> Op:
+    """Return the op of the mean of rows that a mask chooses, of rows that are 0 elsewhere."""
+    axes, each = tuple(range(len(rows))), float(size(rows[1:]))
+
+    def mean_inside(b: Builder, inputs: Sequence[int]) -> int:
+        total = b.emit(sum_over, inputs[0], attrs={"axes": axes, "keepdim": False})
+        count = b.emit(sum_over, inputs[1], attrs={"axes": (0,), "keepdim": False})
+        return b.emit(divide, total, b.emit(scale, count, attrs={"factor": each}))
+
+    return composite(mean.name, (rows, mask), mean_inside, whole=(1,))

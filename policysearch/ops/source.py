@@ -123,3 +123,10 @@ pinned_cast = Op(
 
 One with the attribute BACK is to the format that was left at the one with that NUMBER.
 """
+
+
+def passed(b: Builder, node: Node, grad: int) -> int:
+    """Return the gradient itself, in the format of what the op is stored in, if in place."""
+    if IN_PLACE not in node.attributes:
+        return grad
+    return b.emit(pinned_cast, grad, source=pinned_cast.name)

@@ -13,10 +13,10 @@ from policysearch.ops.elementwise import (
     divide,
     gradient_of,
     multiply,
-    passed,
     same_shape,
     subtract,
 )
+from policysearch.ops.source import passed
 from policysearch.ops.unary import scaled, shifted
 
 _HALF, _ONE = np.float32(0.5), np.float32(1.0)
@@ -33,27 +33,6 @@ def _by_value(b: Builder, x: int, node: Node) -> int:
     """x times the constant `value`, where it is not 1."""
     value = node.attributes["value"]
     return x if value == 1.0 else scaled(b, x, value)
-
-
-def _pair(rng: np.random.Generator) -> Example:
-    x, y, _ = _triple(rng).inputs
-    return Example((x, y), {"value": 0.7})
-
-
-def _add_scaled(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    x, y = inputs
-    return x + y * np.float32(attrs["value"])
-
-
-add_scaled = Op(
-    "add_scaled",
-    broadcast,
-    _add_scaled,
-    gradients=(gradient_of(0, passed), gradient_of(1, lambda b, n, grad: _by_value(b, grad, n))),
-    flops=lambda inputs, out, attrs: 2 * size(out),
-    example=_pair,
-)
-"""x plus the constant `value` times y."""
 
 
 def _add_product(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
@@ -151,3 +130,15 @@ interpolate = Op(
     example=_triple,
 )
 """start + weight * (end - start), the weight a third tensor or the constant `weight`."""
+
+
+def sum_with_share(share: float) -> Op:
+    """Return the op of x + share * y; it is listed as the sum that it is."""
+    factor = np.float32(share)
+    return Op(
+        "sum_with_share",
+        broadcast,
+        lambda inputs, attrs: inputs[0] + inputs[1] * factor,
+        gradients=(gradient_of(0, passed), gradient_of(1, lambda b, n, g: scaled(b, g, share))),
+        flops=lambda inputs, out, attrs: 2 * size(out),
+    )
