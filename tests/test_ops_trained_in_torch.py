@@ -49,7 +49,6 @@ NOT_MET: Mapping[str, str] = {
     "prod": "torch multiplies running products of 16 bits for the gradient of a product of all",
     "writing into views of views": "torch adds the gradient of a copy last, here as it is read",
     "bilinear": "torch rounds inside the gradients of its product of three",
-    "instance_norm": "a batch norm on a CPU rounds inside where its weights are in 16 bits",
     "einsum of early sums": "one of its sums goes wrong in float16; verify ends in bfloat16",
     "adaptive_avg_pool3d": "torch adds gradients of windows that overlap in 16 bits",
     **dict.fromkeys(

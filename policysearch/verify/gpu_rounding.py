@@ -3,11 +3,11 @@
 On a CPU torch rounds the number of an addition, the mean and deviation that a norm keeps for its
 gradients, what the gradients of a convolution sum, what overlapping parts of a `fold`, of a
 transposed convolution or of a pool's gradients add up, what rows of an embedding or their gradients
-do, and the weights of a `grid_sample`. It
-rounds what is inside `log_softmax` over the last axis, a softmax over another, their gradients and
-those of `glu`, `sigmoid` and `logsigmoid`; past the last whole vector of a tensor, also what is
-inside a reciprocal root. Gradients of a batch norm it sums in 16 bits unless all that they read
-lies in one order in memory. A float32 tensor without axes that a 16-bit one is multiplied or
+do, and the weights of a `grid_sample`. It rounds what is inside `log_softmax` over the last axis, a
+softmax over another, their gradients and those of `glu`, `sigmoid` and `logsigmoid`, and a batch
+norm with weights of 16 bits; past the last whole vector of a tensor, also what is inside a
+reciprocal root. Gradients of a batch norm it sums in 16 bits unless all that they read lies in one
+order in memory. A float32 tensor without axes that a 16-bit one is multiplied or
 divided by stays as it is there; a GPU rounds it first, as tensors of any other shape. In a cube of
 float16 a GPU rounds the square (`aten/src/ATen/native/cuda/PowKernel.cu`), a CPU does not.
 """
@@ -67,7 +67,10 @@ class AsAGpu(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if function is aten.native_batch_norm_backward.default:
-            return function(*(_contiguous(x) for x in args), **kwargs)
+            return _norm_gradients(*(_contiguous(x) for x in args))
+        if function is aten.native_batch_norm.default and args[1] is not None:
+            weights = _wide(args[1]), _wide(args[2])
+            return function(args[0], *weights, *args[3:], **kwargs)
         if function is aten.log_sigmoid_backward.default and args[0].dtype in LOW:
             grad, x, _ = map(_wide, args)  # the last holds exp(-|x|), rounded
             return function(grad, x, torch.exp(-x.abs())).to(args[0].dtype)
@@ -114,6 +117,13 @@ def _as_an_array(x: Any, dtype: Any) -> Any:
 
 def _contiguous(x: Any) -> Any:
     return x.contiguous() if isinstance(x, torch.Tensor) else x
+
+
+def _norm_gradients(grad: Any, x: Any, weight: Any, *others: Any) -> Any:
+    """Return the gradients of a batch norm with its weight in float32."""
+    made = aten.native_batch_norm_backward.default(grad, x, _wide(weight), *others)
+    kept = None if weight is None else weight.dtype
+    return (made[0], *(y if y is None or kept is None else y.to(kept) for y in made[1:]))
 
 
 def written_out(lstm: Any) -> Any:
