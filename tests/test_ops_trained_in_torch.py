@@ -46,7 +46,7 @@ SMALLER = "torch has no kernel of 16 bits on a CPU"
 NOT_MET: Mapping[str, str] = {
     "embedding_bag of means": INSIDE,
     "embedding_bag of means, some left out": INSIDE,
-    "prod": "torch multiplies running products of 16 bits for the gradient of a product of all",
+    "prod": "under a dispatch mode, as here, torch multiplies running products; else it divides",
     "writing into views of views": "torch adds the gradient of a copy last, here as it is read",
     "bilinear": "torch rounds inside the gradients of its product of three",
     "einsum of early sums": "one of its sums goes wrong in float16; verify ends in bfloat16",
