@@ -18,11 +18,12 @@ from policysearch.graph import (
     Shape,
     size,
 )
+from policysearch.ops import reduce  # not `sum_over` itself: the catalogue lists ops in this order
 from policysearch.ops.builder import Builder
 from policysearch.ops.composite import composite
 from policysearch.ops.elementwise import divide, multiply, scale, subtract
 from policysearch.ops.exponentials import pow_constant
-from policysearch.ops.reduce import axes_of, count_of, kept, mean, reduced, sum_over
+from policysearch.ops.reduce import axes_of, count_of, kept, mean, reduced
 from policysearch.ops.shape import reshape
 
 
@@ -166,8 +167,8 @@ def mean_of_chosen(rows: Shape, mask: Shape) -> Op:
     axes, each = tuple(range(len(rows))), float(size(rows[1:]))
 
     def mean_inside(b: Builder, inputs: Sequence[int]) -> int:
-        total = b.emit(sum_over, inputs[0], attrs={"axes": axes, "keepdim": False})
-        count = b.emit(sum_over, inputs[1], attrs={"axes": (0,), "keepdim": False})
+        total = b.emit(reduce.sum_over, inputs[0], attrs={"axes": axes, "keepdim": False})
+        count = b.emit(reduce.sum_over, inputs[1], attrs={"axes": (0,), "keepdim": False})
         return b.emit(divide, total, b.emit(scale, count, attrs={"factor": each}))
 
     return composite(mean.name, (rows, mask), mean_inside, whole=(1,))
