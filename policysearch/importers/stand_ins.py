@@ -260,8 +260,9 @@ def _some(find: Callable[..., Any]) -> Callable[..., Any]:
 
     def found(*given: Any, **options: Any) -> Any:
         places = find(*given, **options)
-        if len(given) < 3 and "input" not in options:
-            torch._check((places if isinstance(places, torch.Tensor) else places[0]).shape[0] > 0)
+        listed = places[0] if isinstance(places, tuple) else places
+        if listed.ndim and isinstance(listed.shape[0], torch.SymInt):
+            torch._check(listed.shape[0] > 0)
         return places
 
     return found
