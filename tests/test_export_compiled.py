@@ -13,8 +13,10 @@ import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
+import policysearch
 from policysearch.export.torch import export
 from policysearch.policy.policy import Policy, uniform_layer
+from policysearch.policy.presets import preset
 from tests.test_export_modules import MODEL, Net, X, policy_of, same
 from tests.test_export_torch import mixed, run, torch_lenet
 
@@ -161,3 +163,27 @@ def test_gradients_are_clipped_after_unscaling() -> None:
     scaler.update()
     assert (module.fc2.bias - before).norm() <= 0.1 + 1e-6
     assert scaler.steps == 1 and scaler.skipped == 0
+
+
+def test_a_file_of_a_compiled_part_is_one_of_the_part() -> None:
+    class Half(nn.Module):
+        def __init__(self, *, compiled: bool) -> None:
+            super().__init__()
+            part = nn.Linear(6, 8)
+            self.part = torch.compile(part, backend="eager") if compiled else part
+            self.last = nn.Linear(8, 4)
+
+        def forward(self, x: Any) -> Any:
+            return self.last(self.part(x))
+
+    torch.manual_seed(0)
+    net, plain = Half(compiled=True), Half(compiled=False)
+    plain.load_state_dict({k.replace("_orig_mod.", ""): v for k, v in net.state_dict().items()})
+    x = torch.randn(3, 6)
+    model = policysearch.from_torch(net, x)
+    names: dict[str, Any] = {}
+    exec(export(preset("torch.autocast.bfloat16", model.layer_names), model), names)
+    assert {*names["LAYERS"]} == {"part", "last"}
+    low = names["apply_policy"](plain)(x)
+    same(names["apply_policy"](net)(x), low)
+    assert (low == low.bfloat16().float()).all()
