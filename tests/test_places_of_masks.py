@@ -143,10 +143,23 @@ def _counted(expert: Experts, tokens: Tensor, shares: Tensor, choices: Tensor) -
     return tokens * len(torch.where(choices == 0)[0])
 
 
+def _as_values(expert: Experts, tokens: Tensor, shares: Tensor, choices: Tensor) -> Tensor:
+    order = torch.zeros(len(tokens), dtype=torch.long)
+    order[choices[:, 0]] = torch.where(choices == 0)[0]
+    return tokens * order[:, None]
+
+
+def _added(expert: Experts, tokens: Tensor, shares: Tensor, choices: Tensor) -> Tensor:
+    order = torch.zeros(len(tokens), dtype=torch.long)
+    return tokens * order.index_add(0, choices[:, 0], torch.where(choices == 0)[0])[:, None]
+
+
 REFUSED: Mapping[str, tuple[Form, str]] = {
     "in one tensor": (_all_in_one, r"places of several axes in one tensor; expected torch.where"),
     "of another mask": (_of_another, "index_add: values that are not of the same places"),
     "beside others": (_beside, "index: places beside other indices"),
+    "as values": (_as_values, "index_put_: places as values, or of a selection"),
+    "added": (_added, "index_add: places as values, or of a selection"),
     "counted": (_counted, "a data-dependent branch, or a number out of a tensor"),
 }
 

@@ -129,8 +129,8 @@ def format_of(node: Any, names: Mapping[Any, str], made: Mapping[str, str]) -> s
     """
     if FORMAT in node.meta:
         return names.get(node.meta[FORMAT], "")
-    known = (made.get(names[x], "") for x in node.all_input_nodes)
-    return next((name for name in known if name), "")
+    formats = (made.get(names[x], "") for x in node.all_input_nodes)
+    return next((name for name in formats if name), "")
 
 
 def kind_of_constant(value: Any) -> str:

@@ -117,8 +117,8 @@ def exported(
     except InputError as error:
         raise InputError(f"module {type(module).__name__}: {error}") from error
     except USER_FAULTS as error:
-        said = said_of(error, len(inputs[0]))
-        raise InputError(f"module {type(module).__name__}: torch.export: {said}") from error
+        fault = said_of(error, len(inputs[0]))
+        raise InputError(f"module {type(module).__name__}: torch.export: {fault}") from error
     finally:
         logging.disable(disabled)
         for part, training in modes:

@@ -131,18 +131,18 @@ def _type_as(x: Any, other: Any) -> Any:
 
 def _maker(reads: _Reads, make: Any) -> Any:
     def call(*arguments: Any, dtype: Any = None, **options: Any) -> Any:
-        made = make(*arguments, dtype=dtype, **options)
+        tensor = make(*arguments, dtype=dtype, **options)
         y = None if dtype is None else reads.behind(sys._getframe(1), dtype)
-        return made if y is None else _casts["type_as"](_apart(made), y)
+        return tensor if y is None else _casts["type_as"](_apart(tensor), y)
 
     return call
 
 
 def _made_beside(make: Any) -> Any:
     def call(x: Any, *arguments: Any, **options: Any) -> Any:
-        made = make(x, *arguments, **options)
-        alike = made.is_floating_point() and _dtype.__get__(made) == _dtype.__get__(x)
-        return _casts["type_as"](_apart(made), x) if alike else made
+        tensor = make(x, *arguments, **options)
+        alike = tensor.is_floating_point() and _dtype.__get__(tensor) == _dtype.__get__(x)
+        return _casts["type_as"](_apart(tensor), x) if alike else tensor
 
     return call
 
@@ -151,10 +151,10 @@ def note_formats(graph: Any) -> None:
     """Put at each tensor made in the format of a value the node of that, for casts to it."""
     for node in list(graph.nodes):
         apart = node.args[0] if str(node.target) == FOLLOWED[0] else None
-        made = apart.args[0] if apart is not None and str(apart.target) == ALIAS else None
-        if made is not None and not made.all_input_nodes and made.op == "call_function":
-            made.meta[FORMAT] = node.args[1]
-            node.replace_all_uses_with(made)
+        maker = apart.args[0] if apart is not None and str(apart.target) == ALIAS else None
+        if maker is not None and not maker.all_input_nodes and maker.op == "call_function":
+            maker.meta[FORMAT] = node.args[1]
+            node.replace_all_uses_with(maker)
             graph.erase_node(node)
             graph.erase_node(apart)
 

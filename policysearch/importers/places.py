@@ -48,20 +48,20 @@ def listed(t: Tracer, mask: Tensor) -> tuple[Places, ...]:
     if not t.is_mask(mask):
         mask = t.whole(compare, mask, t.number(0.0), relation="not_equal")
     count, of = size(mask.shape), mask.shape
-    found = []
+    lists = []
     for axis, extent in enumerate(of):
         counted = t.whole(arange, t.number(0.0), range=(0, extent, 1))
         along = t.view(counted, (1,) * axis + (extent,) + (1,) * (len(of) - axis - 1))
         rows = t.view(expand(t, along, of), (count,))
-        found.append(Places(rows, t.view(mask, (count,)), of, axis))
-    return tuple(found)
+        lists.append(Places(rows, t.view(mask, (count,)), of, axis))
+    return tuple(lists)
 
 
 def nonzero(t: Tracer, mask: Tensor) -> Places:
     if len(mask.shape) != 1:
         raise refuse("places of several axes in one tensor", "expected torch.where(mask)")
-    (found,) = listed(t, mask)
-    return replace(found, rows=t.view(found.rows, (*mask.shape, 1)))
+    (places,) = listed(t, mask)
+    return replace(places, rows=t.view(places.rows, (*mask.shape, 1)))
 
 
 def places_in(arguments: Any) -> list[Places]:
@@ -87,28 +87,35 @@ def _single(t: Tracer, x: Places, *_: Any) -> Places:
 def _index(t: Tracer, x: Any, indices: Sequence[Any]) -> Selection:
     if indices[0] is None and x.shape[0] == 1:
         return _index(t, select(t, x, 0, 0), indices[1:])  # of one row that [None] made
-    found = places_in(list(indices))
-    alike = isinstance(x, Tensor) and len(found) == len(indices) and found[0].rows.shape[1:] == ()
-    if not alike or not all(same(t, y.mask.id, found[0].mask.id) for y in found):
+    lists = places_in(list(indices))
+    alike = isinstance(x, Tensor) and len(lists) == len(indices) and lists[0].rows.shape[1:] == ()
+    if not alike or not all(same(t, y.mask.id, lists[0].mask.id) for y in lists):
         raise refuse("places beside other indices", KEEP_ALL)
-    if len(found) == 1:
-        return _rows_at(t, x, found[0])
-    axes, of = [y.axis for y in found], found[0].of
+    if len(lists) == 1:
+        return _rows_at(t, x, lists[0])
+    axes, of = [y.axis for y in lists], lists[0].of
     if sorted(axes) != [*range(len(of))] or x.shape[: len(of)] != tuple(of[i] for i in axes):
         raise refuse("places of some axes", KEEP_ALL)
     order = [axes.index(axis) for axis in range(len(of))]
     turned = permute(t, x, [*order, *range(len(of), len(x.shape))])
-    return selected(t, turned, t.view(found[0].mask, of))
+    return selected(t, turned, t.view(lists[0].mask, of))
 
 
 def _rows_at(t: Tracer, x: Tensor, places: Places) -> Selection:
     """Return the row of x for each place."""
     extent, rest = places.of[places.axis], x.shape[1:]
-    if x.shape[0] != extent:
-        raise refuse(f"places of {extent} rows in {x.shape[0]}", KEEP_ALL)
+    _check_rows(x, places)
     lead = [extent if axis == places.axis else 1 for axis in range(len(places.of))]
     rows = expand(t, t.view(x, (*lead, *rest)), (*places.of, *rest))
     return selected(t, t.view(rows, (size(places.of), *rest)), places.mask)
+
+
+def _check_rows(x: Any, places: Any) -> None:
+    """Raise InputError where these are no places of the rows of x."""
+    if not (isinstance(x, Tensor) and isinstance(places, Places)):
+        raise refuse("places as values, or of a selection", KEEP_ALL)
+    if x.shape[0] != places.of[places.axis]:
+        raise refuse(f"places of {places.of[places.axis]} rows in {x.shape[0]}", KEEP_ALL)
 
 
 def _index_select(t: Tracer, x: Tensor, dim: int, places: Places) -> Selection:
@@ -139,8 +146,9 @@ def _by_slot(t: Tracer, places: Places, values: Any) -> Iterator[tuple[Tensor, T
 def _index_add(
     t: Tracer, x: Tensor, dim: int, places: Places, values: Any, alpha: float = 1
 ) -> Tensor:
-    if dim % len(x.shape) or x.shape[0] != places.of[places.axis]:
+    if dim % len(x.shape):
         raise refuse("places along another axis than the first", KEEP_ALL)
+    _check_rows(x, places)
     for mask, rows in _by_slot(t, places, values):
         attrs: dict[str, Any] = {"value": 0.0, "outside": True}
         x = add(t, x, t.emit(masks.masked_fill, rows, everywhere(t, mask, rows), **attrs), alpha)
@@ -150,9 +158,10 @@ def _index_add(
 def _index_put(
     t: Tracer, x: Tensor, indices: Sequence[Any], values: Any, accumulate: bool = False, *_: Any
 ) -> Tensor:
-    (places,) = indices if len(indices) == 1 else (None,)
-    if places is None or x.shape[0] != places.of[places.axis]:
+    if len(indices) != 1:
         raise refuse("places of several axes", KEEP_ALL)
+    (places,) = indices
+    _check_rows(x, places)
     if accumulate:
         return _index_add(t, x, 0, places, values)
     for mask, rows in _by_slot(t, places, values):

@@ -128,8 +128,8 @@ def _checked_apply(
     `known` says of which kinds of calls that was asked, and keeps the answers.
     """
     if function is CheckpointFunction:  # it runs forward without gradients, and again with them
-        run, _, *given = arguments
-        return run(*given)
+        run, _, *operands = arguments
+        return run(*operands)
     if function.__module__.startswith("torch."):
         return applied(function, *arguments, **options)
     call = kind(function, arguments)
@@ -308,9 +308,9 @@ def said_of(error: BaseException, examples: int) -> str:
             "branches on values: torch.where keeps both ways, torch.clamp a bound, and rows that a "
             f"mask chooses need no check{place}"
         )
-    said = str(error).strip().splitlines() or [type(error).__name__]
+    words = str(error).strip().splitlines() or [type(error).__name__]
     return (
-        f"{said[0]}; expected a forward that it takes, here with {examples} examples and without "
+        f"{words[0]}; expected a forward that it takes, here with {examples} examples and without "
         f"branches on values{place}"
     )
 
