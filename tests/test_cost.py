@@ -20,7 +20,7 @@ from policysearch.graph import Graph
 from policysearch.nn.chain import Chain
 from policysearch.nn.models import lenet5, mlp
 from policysearch.ops.builder import Builder
-from policysearch.ops.conv import conv2d
+from policysearch.ops.conv import conv2d, conv2d_wgrad
 from policysearch.ops.dense import bias, matmul
 from policysearch.ops.elementwise import add, relu
 from policysearch.ops.shape import reshape
@@ -302,10 +302,20 @@ def test_nchw_stacks_transpose_around_convolutions_on_the_matrix_unit() -> None:
         k.op for k in step_time(step(lenet5(), "float32", 512), A100, EAGER).kernels
     }
     assert all(k.launches == 2 for k in eager.kernels if k.op == "transpose")
-    b = Builder()
+
+
+@pytest.mark.parametrize(("window", "share"), [(3, 1.0), (1, 0.5)])
+def test_layout_changes_are_of_the_images_that_a_convolution_reads(
+    window: int, share: float
+) -> None:
+    """One of each image; of half the convolutions of one pixel, which run as plain products."""
+    b, padding = Builder(), {"padding": window // 2}
     x = b.emit(data, attrs={"shape": (64, 64, 56, 56)}, format="float16")
-    w = b.emit(parameter, attrs={"shape": (64, 64, 3, 3)}, format="float16")
-    graph = b.graph({"y": b.emit(conv2d, x, w, attrs={"padding": 1}, format="float16")})
-    _, shift = step_time(graph, A100, EAGER).kernels
-    assert shift.op == "transpose"
-    assert shift.bytes == 2 * (node_bytes(graph.nodes[0]) + node_bytes(graph.nodes[2]))
+    w = b.emit(parameter, attrs={"shape": (128, 64, window, window)}, format="float16")
+    y = b.emit(conv2d, x, w, attrs=padding, format="float16")
+    marks = {"shape": (128, 64, window, window), **padding}
+    wgrad = b.emit(conv2d_wgrad, y, x, attrs=marks, role="wgrad", format="float16")
+    graph = b.graph({"y": y, "w": wgrad})
+    image, result = (node_bytes(graph.nodes[i]) for i in (x, y))
+    shifts = [k for k in step_time(graph, A100, EAGER).kernels if k.op == "transpose"]
+    assert [k.bytes for k in shifts] == [2 * share * image, 2 * share * (image + result)]

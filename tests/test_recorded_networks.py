@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.validation.recorded_table import records
@@ -21,9 +22,12 @@ from policysearch.objective.published.graphs import (
     recorded_price,
     recorded_works,
 )
+from policysearch.objective.published.judged import settings_of
 from policysearch.objective.published.models import RECORDS, model_at
-from policysearch.objective.published.networks import NETWORKS, network_named
+from policysearch.objective.published.networks import NETWORKS, as_run_by, network_named
+from policysearch.objective.published.rows import shipped_rows
 from policysearch.objective.published.stacks import FLOAT16, FLOAT32, TORCH, Precision
+from policysearch.objective.published.steps import measured_of
 from policysearch.values import InputError
 
 STACK = replace(TORCH, fused_optimizer=True, library=11)
@@ -115,6 +119,57 @@ def test_from_torch_2_on_an_update_takes_many_tensors_at_once() -> None:
     run = Run(NETWORKS["resnet50"], 0, 1, FLOAT32, DEVICES["V100-SXM2"], stack)
     works = [work for work in recorded_works(run) if work.kind == "update"]
     assert 3 <= sum(work.launches * work.count for work in works) <= 3 * 3
+
+
+def test_the_gradient_of_a_norms_bias_is_summed_with_that_of_its_weight() -> None:
+    """ResNet-18 has 20 norms and one product with a bias."""
+    run = run_of("resnet18", 8, FLOAT32, "A100-SXM4-80GB")
+    ops = [kernel.op for kernel in recorded_price(run).time.kernels]
+    assert ops.count("batch_norm_weight_grad") == 20
+    assert ops.count("bias_grad") == 1
+
+
+def test_electra_is_pretrained_with_a_generator() -> None:
+    """Of 12 blocks of 256, its embeddings and the product with them shared."""
+    both, told = (
+        sum(math.prod(spec.shape) for spec in model_at(NETWORKS[name], 128).parameters())
+        for name in ("electra-base", "electra-base-discriminator")
+    )
+    block = 4 * 256 * 257 + 256 * 1025 + 1024 + 1024 * 256 + 4 * 256
+    assert both - told == 768 * 256 + 256 + 12 * block + 256 * 768 + 3 * 768
+
+
+def test_a_network_is_that_of_the_scripts_of_its_framework() -> None:
+    network = network_named("mask rcnn")
+    assert as_run_by(network, "PyTorch 1.9") == network
+    fixed = as_run_by(network, "TensorFlow2", "github:NVIDIA/DeepLearningExamples")
+    assert fixed.family == network.family
+    one = run_of(network.name, 1, FLOAT32, "A100-SXM4-80GB")
+    flops = [
+        sum(work.flops * work.count for work in recorded_works(replace(one, network=each)))
+        for each in (network, fixed)
+    ]
+    assert flops[1] > 1.2 * flops[0]  # masks of 128 regions, not of 8 objects
+
+
+def test_recipes_are_of_nvidias_scripts_alone() -> None:
+    network, nvidia = NETWORKS["bert-large"], "github:NVIDIA/DeepLearningExamples"
+    assert as_run_by(network, "PyTorch", nvidia).recipe.compiled == ("torch",)
+    others = as_run_by(network, "PyTorch", "github:else/where").recipe
+    assert others.compiled == others.binned == ()
+    assert others.written_attention
+
+
+def test_no_time_is_that_of_sequences_that_were_binned() -> None:
+    """Three rows of BERT of 512: its loader bins them; their speedups count as they are."""
+    rows = [row for row in shipped_rows() if row.model == "bert-large"]
+    settings = settings_of(rows)[0]
+    steps = measured_of(settings)
+    binned = [setting.row.id for setting in settings if setting.binned]
+    assert sorted(binned) == ["141", "159", "27"]
+    for setting, seconds in zip(settings, steps.seconds, strict=True):
+        assert np.isnan(seconds).all() == setting.binned
+    assert np.all(steps.speedups > 1)
 
 
 def test_fused_norms_take_the_passes_of_sum_and_relu_along() -> None:

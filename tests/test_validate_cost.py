@@ -19,6 +19,7 @@ from policysearch.cost.roofline import FITTED
 from policysearch.objective.published.graphs import recorded_works
 from policysearch.objective.published.judged import ALL, Judged, crossed, settings_of
 from policysearch.objective.published.known import NONE, Known, interval_of, read_known
+from policysearch.objective.published.networks import MATCHING_SECONDS
 from policysearch.objective.published.rows import read_rows, setting_of, shipped_rows
 from policysearch.objective.published.stacks import pair_named
 from policysearch.objective.published.steps import (
@@ -46,21 +47,15 @@ def test_held_out_families_and_devices_are_within_what_is_printed(known: Known) 
     """What is reached, which may not rise; the bars of the project are in the test below."""
     families, devices = (row.summaries[ALL] for row in crossed(known))
     assert families.rows == devices.rows == 428
-    assert families.mean <= 0.13 and devices.mean <= 0.127
-    assert 0.75 <= families.covered <= 0.85
-    assert crossed(known)[0].time_error <= 0.207
+    assert families.mean <= 0.125 and devices.mean <= 0.121
+    assert crossed(known)[0].time_error <= 0.148
     truth = known.steps.speedups
     assert families.mean < np.abs(2 / truth - 1).mean() / 2
 
 
 @pytest.mark.parametrize(
     ("place", "figure", "bar"),
-    [
-        pytest.param(0, "mean", 0.125, marks=pytest.mark.xfail(reason="0.126, the bar is 0.125")),
-        pytest.param(1, "mean", 0.12, marks=pytest.mark.xfail(reason="0.123, the bar is 0.12")),
-        pytest.param(0, "p90", 0.27, marks=pytest.mark.xfail(reason="0.274, the bar is 0.27")),
-        (1, "p90", 0.27),
-    ],
+    [(0, "mean", 0.125), (1, "mean", 0.12), (0, "p90", 0.27), (1, "p90", 0.27)],
 )
 def test_errors_are_within_the_bars(known: Known, place: int, figure: str, bar: float) -> None:
     """Families and devices held out, over all rows; the bars of before were of the first file."""
@@ -72,18 +67,11 @@ def test_intervals_of_devices_are_no_wider_than_they_say(known: Known) -> None:
     assert 0.75 <= crossed(known)[1].summaries[ALL].covered <= 0.85
 
 
-@pytest.mark.xfail(reason="0.203 and 0.190, the bar is 0.15")
 def test_step_times_are_within_the_bar(known: Known) -> None:
     assert all(row.time_error <= 0.15 for row in crossed(known))
 
 
-@pytest.mark.parametrize(
-    "held_out",
-    [
-        pytest.param("ratios", marks=pytest.mark.xfail(reason="-0.069, the bar is 0.05")),
-        "device_ratios",
-    ],
-)
+@pytest.mark.parametrize("held_out", ["ratios", "device_ratios"])
 def test_bert_over_tfloat32_is_biased_by_no_more_than_the_bar(known: Known, held_out: str) -> None:
     rows = [
         s.network.family == "bert" and s.precisions[0].products == "tfloat32"
@@ -188,6 +176,21 @@ def test_step_times_of_published_runs_have_what_policies_do_not_pay(few: Steps) 
     more = step_seconds(few, FITTED) - step_seconds(few, bare)
     assert FITTED.step_seconds > 0
     assert more == pytest.approx(np.full_like(more, FITTED.step_seconds))
+
+
+def test_the_host_of_a_detector_works_beside_the_device() -> None:
+    """What it takes an image joins its launches, and is no wait of the device."""
+    rows = [row for row in shipped_rows() if row.model == "mask-rcnn-r50-fpn"]
+    steps = steps_of(settings_of(rows)[0])
+    load = steps.load
+    idle = dataclasses.replace(load, host_seconds=np.zeros_like(load.host_seconds))
+    bare = dataclasses.replace(FITTED, step_seconds=0.0)
+    with_host, without = (
+        step_seconds(dataclasses.replace(steps, load=each), bare) for each in (load, idle)
+    )
+    host = MATCHING_SECONDS * steps.batches
+    assert np.all(with_host > np.maximum(without, host))
+    assert np.all(with_host < 0.99 * (without + host))
 
 
 def test_rows_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,8 @@ MAKERS: Mapping[str, Maker] = MappingProxyType(
         "bert-large-uncased": Maker("texts.bert", ("large", "masked"), TOKENS),
         "bert-base-squad": Maker("texts.bert", ("base", "squad"), TOKENS),
         "bert-large-squad": Maker("texts.bert", ("large", "squad"), TOKENS),
-        "electra-base": Maker("texts.bert", ("base", "electra"), BINARY),
+        "electra-base": Maker("texts.electra", (), "own"),
+        "electra-base-discriminator": Maker("texts.bert", ("base", "electra"), BINARY),
         "electra-base-squad": Maker("texts.bert", ("base", "squad"), TOKENS),
         "transformer-xl-base": Maker("memories.transformer_xl", ("base",), "own"),
         "transformer-xl-large": Maker("memories.transformer_xl", ("large",), "own"),
@@ -90,6 +91,7 @@ MAKERS: Mapping[str, Maker] = MappingProxyType(
         "nnunet-3d": Maker("volumes.unet", (3,), TOKENS),
         "unet3d-medical": Maker("volumes.unet", (3,), TOKENS),
         "mask-rcnn-r50-fpn": Maker("detectors.mask_rcnn", (), "own"),
+        "mask-rcnn-r50-fpn-fixed": Maker("detectors.fixed_mask_rcnn", (), "own"),
         "jasper": Maker("frames.jasper", (), TOKENS),
     }
 )

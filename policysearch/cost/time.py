@@ -16,6 +16,7 @@ from policysearch.cost.memory import node_bytes, traffic
 from policysearch.cost.roofline import (
     BOUNDS,
     FITTED,
+    POINTWISE_SHIFTS,
     SHIFT_INSTRUCTIONS,
     SHIFT_LAUNCHES,
     Bound,
@@ -32,6 +33,9 @@ from policysearch.graph import Graph, Node, Role, size
 
 STATISTICS = ("layer_statistics", "batch_mean")
 """Ops that libraries compute in the pass of the op that reads them, or of the other statistic."""
+
+NORM_WEIGHT_GRADS = ("layer_norm_weight_grad", "batch_norm_weight_grad")
+"""Ops in whose pass libraries sum the gradient of a norm's bias as well."""
 
 LOOKED_UP = ("embedding", "index")
 """Ops that read some rows of their first operand."""
@@ -170,11 +174,11 @@ def parts_of(graph: Graph, device: Device, stack: Stack) -> list[Part]:
     kernels = fuse(graph, stack, steps).kernels
     if not stack.elementwise_fusion:  # a compiler writes a value where its reader wants it
         kernels += copies_of(graph, kernels)
-    read = {i for node in graph.nodes for i in node.inputs}
+    beside = _beside_others(graph)
     kept = [
         kernel
         for kernel in kernels
-        if not all(n.op.name in STATISTICS and n.id in read for n in kernel.nodes)
+        if not all(n.id in beside for n in kernel.nodes)
         and not all(_is_within(n, one, steps) for n in kernel.nodes)
     ]
     cells = Counter(_cell(kernel, steps) for kernel in kept)
@@ -184,6 +188,18 @@ def parts_of(graph: Graph, device: Device, stack: Stack) -> list[Part]:
         for layer, phase in (_cell(kernel, steps),)
         for part in _parts(graph, kernel, device, stack, one)
     ]
+
+
+def _beside_others(graph: Graph) -> set[int]:
+    """Return the nodes that libraries compute in the pass of another: statistics, norms' biases."""
+    read = {i for node in graph.nodes for i in node.inputs}
+    norms = {n.layer for n in graph.nodes if n.op.name in NORM_WEIGHT_GRADS}
+    return {
+        n.id
+        for n in graph.nodes
+        if (n.op.name in STATISTICS and n.id in read)
+        or (n.op.name == "bias_grad" and n.layer in norms)
+    }
 
 
 def _is_within(node: Node, one: Joined, steps: Collection[str]) -> bool:
@@ -368,10 +384,13 @@ def _unread_bytes(graph: Graph, kernel: Kernel) -> int:
 def _layout_traffic(operands: Sequence[Node], node: Node, stack: Stack) -> tuple[float, float]:
     """Return bytes and elements of the layout changes around a convolution on the matrix unit.
 
-    The unit's convolutions want NHWC, so a stack in NCHW reads and writes both images once more.
+    The unit's convolutions want NHWC, so a stack in NCHW reads and writes the images that they
+    read once more; results they mostly write in NCHW themselves (cuDNN's "nhwckrsc_nchw").
     """
     if stack.layout == "NHWC" or not is_convolution(node):
         return 0.0, 0.0
-    first, second = operands
-    bytes, elements = traffic((first, second if node.role == "wgrad" else node))
-    return 2 * bytes, 2 * SHIFT_INSTRUCTIONS * elements
+    weight = node if node.role == "wgrad" else operands[1]
+    images = operands if node.role == "wgrad" else operands[:1]
+    bytes, elements = traffic(images)
+    share = 2 * (POINTWISE_SHIFTS if size(weight.shape[2:]) == 1 else 1.0)
+    return share * bytes, share * SHIFT_INSTRUCTIONS * elements

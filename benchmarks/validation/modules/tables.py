@@ -12,8 +12,21 @@ from torch.nn import functional as F
 USERS, ITEMS = 138493, 26744
 """Rows of MovieLens-20M."""
 
-WIDE_AND_DEEP_TABLES = 26
-"""Categorical columns of the published script; their rows are averaged to 40,000."""
+CRITEO_TABLES = 26
+"""Categorical columns of Criteo's advertisements."""
+
+OUTBRAIN_TABLES = (
+    *((300_000, 128), (250_000, 128), (100_000, 128), (5_000, 128)),
+    *((4_000, 64), (4_000, 64), (2_500, 64), (2_500, 64), (2_000, 64), (1_000, 64), (1_000, 64)),
+    *((300, 64), (4, 19)),
+)
+"""Rows and widths of the tables of NVIDIA's script that take one category (DeepLearningExamples,
+TensorFlow2/Recommendation/WideAndDeep/data/outbrain/features.py)."""
+
+OUTBRAIN_LISTS = ((350, 64), (10_000, 64), (100, 64))
+"""The same of those that take the mean of three."""
+
+LISTED = 3
 
 
 def chain(widths: tuple[int, ...], dropout: float = 0.0) -> nn.Sequential:
@@ -43,20 +56,30 @@ class Ncf(nn.Module):
 class WideAndDeep(nn.Module):
     """Sums of single weights, and an MLP of 1024, 1024, 1024, 1024 and 1024 over embeddings."""
 
-    def __init__(self, numbers: int = 13, rows: int = 40000) -> None:
+    def __init__(self, numbers: int = 13) -> None:
         super().__init__()
-        places = range(WIDE_AND_DEEP_TABLES)
-        self.wide = nn.ModuleList(nn.Embedding(rows, 1) for _ in places)
-        self.deep = nn.ModuleList(nn.Embedding(rows, 64) for _ in places)
+        tables = (*OUTBRAIN_TABLES, *OUTBRAIN_LISTS)
+        self.wide = nn.ModuleList(nn.Embedding(rows, 1) for rows, _ in tables)
+        self.deep = nn.ModuleList(nn.Embedding(rows, width) for rows, width in tables)
         self.straight = nn.Linear(numbers, 1)
-        self.mlp = chain((64 * WIDE_AND_DEEP_TABLES + numbers, *(1024,) * 5), 0.1)
+        n_in = sum(width for _, width in tables) + numbers
+        self.mlp = chain((n_in, *(1024,) * 5), 0.1)
         self.final = nn.Linear(1024, 1)
+
+    def looked_up(self, tables: Any, columns: Any) -> list[Any]:
+        """Return the rows of the tables, the mean of three where they take a list."""
+        single = len(OUTBRAIN_TABLES)
+        rows = [table(columns[:, i]) for i, table in enumerate(tables[:single])]
+        for i, table in enumerate(tables[single:]):
+            start = single + LISTED * i
+            rows.append(table(columns[:, start : start + LISTED]).mean(1))
+        return rows
 
     def forward(self, numbers: Any, columns: Any) -> Any:
         wide = self.straight(numbers)
-        for place, table in enumerate(self.wide):
-            wide = wide + table(columns[:, place])
-        rows = [table(columns[:, place]) for place, table in enumerate(self.deep)]
+        for row in self.looked_up(self.wide, columns):
+            wide = wide + row
+        rows = self.looked_up(self.deep, columns)
         return wide + self.final(self.mlp(torch.cat([*rows, numbers], 1)))
 
 
@@ -83,7 +106,7 @@ class Dlrm(nn.Module):
 
     def __init__(self, rows: int = 100000, width: int = 128) -> None:
         super().__init__()
-        tables = WIDE_AND_DEEP_TABLES
+        tables = CRITEO_TABLES
         self.tables = nn.ModuleList(nn.Embedding(rows, width) for _ in range(tables))
         self.bottom = chain((13, 512, 256, width))
         self.top = chain((width + (tables + 1) ** 2, 1024, 1024, 512, 256))
@@ -99,7 +122,7 @@ class Dlrm(nn.Module):
 
 def dlrm() -> tuple[nn.Module, tuple[Any, ...]]:
     """Return the net and example inputs: numbers and categories of an advertisement."""
-    columns = torch.zeros(2, WIDE_AND_DEEP_TABLES, dtype=torch.long)
+    columns = torch.zeros(2, CRITEO_TABLES, dtype=torch.long)
     return Dlrm(), (torch.zeros(2, 13), columns)
 
 
@@ -110,7 +133,8 @@ def ncf() -> tuple[nn.Module, tuple[Any, ...]]:
 
 def wide_and_deep() -> tuple[nn.Module, tuple[Any, ...]]:
     """Return the net and example inputs: numbers and categories of an advertisement."""
-    columns = torch.zeros(2, WIDE_AND_DEEP_TABLES, dtype=torch.long)
+    count = len(OUTBRAIN_TABLES) + LISTED * len(OUTBRAIN_LISTS)
+    columns = torch.zeros(2, count, dtype=torch.long)
     return WideAndDeep(), (torch.zeros(2, 13), columns)
 
 

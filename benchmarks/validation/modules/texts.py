@@ -71,9 +71,12 @@ class Bert(nn.Module):
             last = nn.LayerNorm(width) if task == "masked" else nn.Linear(width, 1)
             self.head = nn.Sequential(nn.Linear(width, width), nn.GELU(), last)
 
-    def forward(self, words: Any, kinds: Any, mask: Any) -> Any:
+    def embedded(self, words: Any, kinds: Any) -> Any:
         x = self.norm(self.words(words) + self.kinds(kinds) + self.places)
-        x = F.dropout(x, 0.1, self.training)
+        return F.dropout(x, 0.1, self.training)
+
+    def forward(self, words: Any, kinds: Any, mask: Any) -> Any:
+        x = self.embedded(words, kinds)
         for block in self.blocks:
             x = block(x, mask) if isinstance(block, Attention) else block(x)
         if self.task != "masked":
@@ -86,6 +89,45 @@ def bert(size: str, task: str, length: int) -> tuple[nn.Module, tuple[Any, ...]]
     words = torch.zeros(2, length, dtype=torch.long)
     kinds = torch.zeros(2, length, dtype=torch.long)
     return Bert(size, task, length), (words, kinds, torch.zeros(2, 1, 1, length))
+
+
+class Electra(nn.Module):
+    """ELECTRA's pretraining: a generator of a third of the width, and the discriminator.
+
+    As NVIDIA's script has it, with shared embeddings: the generator tells words at all positions,
+    of which 15 % count (`TensorFlow2/LanguageModeling/ELECTRA/modeling.py`); returns its own loss.
+    """
+
+    def __init__(self, length: int, inner: int = 256, blocks: int = 12) -> None:
+        super().__init__()
+        self.told = Bert("base", "electra", length)
+        width = self.told.words.embedding_dim
+        self.narrow = nn.Linear(width, inner)
+        layers: list[nn.Module] = []
+        for _ in range(blocks):
+            layers += [Attention(inner, inner // 64), FeedForward(inner, 4 * inner)]
+        self.blocks = nn.ModuleList(layers)
+        self.head = nn.Sequential(nn.Linear(inner, width), nn.GELU(), nn.LayerNorm(width))
+
+    def guessed(self, words: Any, kinds: Any, mask: Any) -> Any:
+        """Return the generator's scores of the positions that are masked."""
+        x = self.narrow(self.told.embedded(words, kinds))
+        for block in self.blocks:
+            x = block(x, mask) if isinstance(block, Attention) else block(x)
+        scores = F.linear(self.head(x), self.told.words.weight)
+        return scores[:, : self.told.masked]
+
+    def forward(self, words: Any, kinds: Any, mask: Any) -> Any:
+        scores = self.guessed(words, kinds, mask)
+        wanted = words[:, : self.told.masked]
+        first = F.cross_entropy(scores.flatten(0, 1), wanted.flatten())
+        replaced = self.told(words, kinds, mask).squeeze(2)
+        return first + 50.0 * F.binary_cross_entropy_with_logits(replaced, kinds.float())
+
+
+def electra(length: int) -> tuple[nn.Module, tuple[Any, ...]]:
+    """Return the net and example inputs, as those of `bert`."""
+    return Electra(length), bert("base", "squad", length)[1]
 
 
 class Gnmt(nn.Module):

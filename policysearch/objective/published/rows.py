@@ -99,6 +99,12 @@ class Setting:
         return self.row.length or self.network.length
 
     @property
+    def binned(self) -> bool:
+        """Whether it ran on shorter sequences than it says; see `Recipe.binned`."""
+        longest = self.length == max(self.network.lengths)
+        return longest and self.stacks.framework in self.network.recipe.binned
+
+    @property
     def runs(self) -> tuple[Run, Run]:
         """The baseline and the mixed run, each on one device."""
         stacks = (self.stacks.baseline, self.stacks.mixed)

@@ -47,7 +47,8 @@ class Steps:
     """Two steps of each row as one load, baseline and mixed in turn.
 
     `ends` closes each step's works; `batches` and `seconds` are [rows, 2], the published seconds
-    nan where throughputs are not in samples; `host` whether the device is its own host.
+    nan where throughputs are not in samples of this length; `host` whether the device is its own
+    host.
     """
 
     load: Load
@@ -74,11 +75,13 @@ def steps_of(settings: Sequence[Setting]) -> Steps:
 def measured_of(settings: Sequence[Setting]) -> Steps:
     """Return what was published of rows, their steps without works."""
     batches = np.array([s.row.batches for s in settings], np.float64)
+    seconds = batches / np.array([s.row.throughputs for s in settings])
+    seconds[[setting.binned for setting in settings]] = np.nan
     return Steps(
         Load(*(np.zeros(0) for _ in fields(Load))),
         np.zeros(2 * len(settings), np.intp),
         batches,
-        batches / np.array([s.row.throughputs for s in settings]),
+        seconds,
         np.array([s.row.speedup for s in settings]),
         tuple(s.network.family for s in settings),
         np.array([s.device.is_its_host for s in settings]),
@@ -116,7 +119,8 @@ def step_seconds(steps: Steps, constants: Constants) -> Array:
     each = kernel_seconds(load, constants)
     starts = np.concatenate([[0], steps.ends[:-1]])
     kernels = np.add.reduceat((each.kernel + each.shift) * load.count, starts)
-    launches = np.add.reduceat(load.launch_seconds * load.count, starts) * constants.launch_factor
+    each_launches = load.launch_seconds * constants.launch_factor + load.host_seconds
+    launches = np.add.reduceat(each_launches * load.count, starts)
     host = np.repeat(steps.host, 2)
     seconds = np.where(host, kernels + launches, np.hypot(kernels, launches))
     return seconds.reshape(-1, 2) + constants.step_seconds
