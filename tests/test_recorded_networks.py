@@ -41,8 +41,10 @@ PARAMETERS = {
     "mnasnet1_0": 4_383_312,
     "efficientnet-b0": 5_288_548,
     "wide_resnet50_2": 68_883_240,
+    "transformer-xl-base-full": 191_948_759,
+    "transformer-xl-large-full": 519_963_095,
 }
-"""Trained numbers, as torchvision's pages give them."""
+"""Trained numbers, as torchvision's pages give them, and the logs of Lambda's runs."""
 
 
 def run_of(name: str, batch: int, precision: Precision, device: str, length: int = 0) -> Run:
@@ -68,7 +70,7 @@ def test_every_network_of_the_table_has_a_small_record_and_no_record_is_left_ove
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_record_has_the_parameters_that_its_publication_gives(name: str) -> None:
     total = 0
-    for spec in model_at(NETWORKS[name]).parameters():
+    for spec in model_at(NETWORKS[name], NETWORKS[name].length).parameters():
         count = 1
         for extent in spec.shape:
             count *= extent
@@ -150,6 +152,17 @@ def test_a_network_is_that_of_the_scripts_of_its_framework() -> None:
         for each in (network, fixed)
     ]
     assert flops[1] > 1.2 * flops[0]  # masks of 128 regions, not of 8 objects
+
+
+def test_lambdas_transformers_tell_all_words_and_are_timed_in_tokens() -> None:
+    rows = [row for row in shipped_rows() if row.model.startswith("transformer-xl")]
+    settings = settings_of(rows)[0]
+    full = {"lambdal" in s.row.source: s.network.name.endswith("-full") for s in settings}
+    assert full == {True: True, False: False}
+    seconds = measured_of(settings).seconds
+    for setting, pair in zip(settings, seconds, strict=True):
+        tokens = [setting.length * batch for batch in setting.row.batches]
+        assert pair.tolist() == pytest.approx(np.divide(tokens, setting.row.throughputs).tolist())
 
 
 def test_recipes_are_of_nvidias_scripts_alone() -> None:

@@ -52,8 +52,11 @@ MAKERS: Mapping[str, Maker] = MappingProxyType(
         "electra-base": Maker("texts.electra", (), "own"),
         "electra-base-discriminator": Maker("texts.bert", ("base", "electra"), BINARY),
         "electra-base-squad": Maker("texts.bert", ("base", "squad"), TOKENS),
-        "transformer-xl-base": Maker("memories.transformer_xl", ("base",), "own"),
-        "transformer-xl-large": Maker("memories.transformer_xl", ("large",), "own"),
+        **{
+            f"transformer-xl-{size}{end}": Maker("memories.transformer_xl", (size, adaptive), "own")
+            for size in ("base", "large")
+            for end, adaptive in (("", "adaptive"), ("-full", ""))
+        },
         **{
             name: Maker("words.encoder", (name,), TOKENS)
             for name in (

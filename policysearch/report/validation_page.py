@@ -139,7 +139,7 @@ def _group_lines(found: Crossed) -> Iterable[str]:
         yield f"{_summary_line(name, errors)}, {COVERAGE:.0%} interval holds {errors.covered:.0%}"
     groups = [errors.covered for name, errors in found.summaries.items() if name != ALL]
     yield f"in the mean over {found.what} the interval holds {fmean(groups):.0%}"
-    yield f"step times of {found.times} runs in samples: mean error {found.time_error:.1%}"
+    yield f"step times of {found.times} runs: mean error {found.time_error:.1%}"
     yield ""
 
 

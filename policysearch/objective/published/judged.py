@@ -68,8 +68,8 @@ ALL = "all"
 class Crossed:
     """The package's rows by constants that saw none of their group: `what` groups they are.
 
-    `summaries` are by group, and of ALL. `times` step times are in samples; `time_error` is their
-    mean error.
+    `summaries` are by group, and of ALL. `times` is how many step times are of a known unit;
+    `time_error` is their mean error.
     """
 
     what: str

@@ -56,8 +56,10 @@ class Network:
     that of a row that gives none; memory is of the batch of `longest` where lengths vary. The
     optimizer runs once in `micro_batches`. The host takes `host_seconds` an example besides its
     launches. `data_bytes`: of a data set that lies on the device. `names` are other names of it, in
-    which letters and digits count. `in_tensorflow` is the network that TensorFlow's script trains
-    instead. `code` and `data` are the functions of a net of the user's.
+    which letters and digits count. `variants` are networks that scripts of
+    this name train instead, by a word of their framework or source. `in_tokens`: published
+    throughputs are of tokens, a row's length of them in each sample. `code` and `data` are the
+    functions of a net of the user's.
     """
 
     name: str
@@ -70,7 +72,8 @@ class Network:
     data_bytes: float = 0.0
     recipe: Recipe = Recipe()
     names: tuple[str, ...] = ()
-    in_tensorflow: str = ""
+    variants: tuple[tuple[str, str], ...] = ()
+    in_tokens: bool = False
     code: str = ""
     data: str = ""
 
@@ -88,6 +91,15 @@ def _resnet(depth: int) -> Network:
     return Network(f"resnet{depth}", "resnet", names=(f"resnet{depth} v1.5", *more))
 
 
+def _transformer_xl(size: str, length: int) -> tuple[Network, Network]:
+    """Return the network with adaptive softmax, and that of Lambda's runs, without (their logs)."""
+    name = f"transformer-xl-{size}"
+    full = Network(
+        f"{name}-full", "transformer-xl", (length,), "lamb", recipe=PLAIN_UPDATE, in_tokens=True
+    )
+    return replace(full, name=name, variants=((LAMBDA, full.name),)), full
+
+
 BERT_ADAM: Passes = (
     *(NORM, MULTIPLY, MULTIPLY, ADD, MULTIPLY, ADD, ROOT, MULTIPLY, ADD),
     *(MULTIPLY, ADD, MULTIPLY, MULTIPLY, ADD),
@@ -96,7 +108,9 @@ BERT_ADAM: Passes = (
 PyTorch/LanguageModeling/BERT/optimization.py): each gradient is clipped by a norm of its own, both
 moments, their quotient, decay, learning rate, its sign, and the sum."""
 
-OF_NVIDIA = ("DeepLearningExamples", "deeplearning-benchmark")
+LAMBDA = "deeplearning-benchmark"
+
+OF_NVIDIA = ("DeepLearningExamples", LAMBDA)
 """Repositories of NVIDIA's scripts: its own, and Lambda's, which times them."""
 
 XLA = Recipe(compiled=("tensorflow",))
@@ -146,8 +160,8 @@ _ROWS = (
         "adam",
         recipe=Recipe(compiled_mixed=("tensorflow",)),
     ),
-    Network("transformer-xl-base", "transformer-xl", (192,), "lamb", recipe=PLAIN_UPDATE),
-    Network("transformer-xl-large", "transformer-xl", (384,), "lamb", recipe=PLAIN_UPDATE),
+    *_transformer_xl("base", 192),
+    *_transformer_xl("large", 384),
     Network("bert-base-mlm", "bert", (128, 512), "adam", names=("bert base uncased",)),
     Network("roberta-base", "bert", (128, 512), "adam", names=("roberta",)),
     Network("distilbert", "bert", (128, 384), "adam", names=("distilbert base uncased",)),
@@ -185,7 +199,7 @@ _ROWS = (
         "mask-rcnn-r50-fpn",
         "mask-rcnn",
         host_seconds=MATCHING_SECONDS,
-        in_tensorflow="mask-rcnn-r50-fpn-fixed",
+        variants=(("tensorflow", "mask-rcnn-r50-fpn-fixed"),),
         names=("maskrcnn_resnet50_fpn", "mask rcnn"),
     ),
     Network("mask-rcnn-r50-fpn-fixed", "mask-rcnn", host_seconds=MATCHING_SECONDS, recipe=XLA),
@@ -201,8 +215,9 @@ def as_run_by(network: Network, framework: str, source: str = "") -> Network:
 
     Hugging Face's models call torch's attention.
     """
-    if network.in_tensorflow and "tensorflow" in framework.lower():
-        network = NETWORKS[network.in_tensorflow]
+    for word, name in network.variants:
+        if word in f"{framework} {source}".lower():
+            network = NETWORKS[name]
     recipe = network.recipe
     if re.search(r"\bhf\b|hugging|transformers", framework.lower()):
         recipe = replace(recipe, written_attention=False, update=())

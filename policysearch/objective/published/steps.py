@@ -47,7 +47,7 @@ class Steps:
     """Two steps of each row as one load, baseline and mixed in turn.
 
     `ends` closes each step's works; `batches` and `seconds` are [rows, 2], the published seconds
-    nan where throughputs are not in samples of this length; `host` whether the device is its own
+    nan where sequences were shorter than their length says; `host` whether the device is its own
     host.
     """
 
@@ -75,7 +75,8 @@ def steps_of(settings: Sequence[Setting]) -> Steps:
 def measured_of(settings: Sequence[Setting]) -> Steps:
     """Return what was published of rows, their steps without works."""
     batches = np.array([s.row.batches for s in settings], np.float64)
-    seconds = batches / np.array([s.row.throughputs for s in settings])
+    each = [s.length if s.network.in_tokens else 1 for s in settings]
+    seconds = batches * np.array(each)[:, None] / np.array([s.row.throughputs for s in settings])
     seconds[[setting.binned for setting in settings]] = np.nan
     return Steps(
         Load(*(np.zeros(0) for _ in fields(Load))),
