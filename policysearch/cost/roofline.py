@@ -280,12 +280,19 @@ def kernel_seconds(load: Load, c: Constants) -> Seconds:
 def joined_seconds(kernels: ArrayLike, launches: ArrayLike, device: Device) -> Array:
     """Return the seconds of steps from those of their kernels and of the host that launches them.
 
-    An accelerator works while the host launches; a processor that is its own host cannot. Where
-    both take alike the one waits for the other in parts of the step, as the terms of a kernel do:
-    the root of the sum of squares is taken. With timings of kernels it is the longer of the two.
+    With timings of kernels it is the longer of the two where the host is another processor, else
+    what `overlapped_seconds` says.
     """
-    if device.is_its_host:
-        join: np.ufunc = np.add
-    else:
-        join = np.maximum if device.timings.rows else np.hypot
-    return np.asarray(join(kernels, launches))
+    if device.timings.rows and not device.is_its_host:
+        return np.asarray(np.maximum(kernels, launches))
+    return overlapped_seconds(kernels, launches, device.is_its_host)
+
+
+def overlapped_seconds(kernels: ArrayLike, launches: ArrayLike, own_host: ArrayLike) -> Array:
+    """Return the seconds of steps whose host launches while the device works.
+
+    A processor that is its `own_host` cannot: there the two are added. Where both take alike the
+    one waits for the other in parts of the step, as the terms of a kernel do: the root of the sum
+    of squares is taken.
+    """
+    return np.where(own_host, np.add(kernels, launches), np.hypot(kernels, launches))

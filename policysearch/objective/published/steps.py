@@ -9,7 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.cost.devices import Device
-from policysearch.cost.roofline import Array, Constants, Load, Work, kernel_seconds, load_of
+from policysearch.cost.roofline import (
+    Array,
+    Constants,
+    Load,
+    Work,
+    kernel_seconds,
+    load_of,
+    overlapped_seconds,
+)
 from policysearch.objective.published.graphs import recorded_works
 from policysearch.objective.published.rows import Setting
 
@@ -122,8 +130,7 @@ def step_seconds(steps: Steps, constants: Constants) -> Array:
     kernels = np.add.reduceat((each.kernel + each.shift) * load.count, starts)
     each_launches = load.launch_seconds * constants.launch_factor + load.host_seconds
     launches = np.add.reduceat(each_launches * load.count, starts)
-    host = np.repeat(steps.host, 2)
-    seconds = np.where(host, kernels + launches, np.hypot(kernels, launches))
+    seconds = overlapped_seconds(kernels, launches, np.repeat(steps.host, 2))
     return seconds.reshape(-1, 2) + constants.step_seconds
 
 
