@@ -16,6 +16,7 @@ from benchmarks.validation.recorded_table import records
 from policysearch.cost.devices import DEVICES
 from policysearch.cost.roofline import FITTED, kernel_seconds, load_of
 from policysearch.cost.stacks import STACKS
+from policysearch.cost.time import step_time
 from policysearch.importers.record import model_of, record_of
 from policysearch.objective.published.graphs import (
     Run,
@@ -129,6 +130,10 @@ def test_the_gradient_of_a_norms_bias_is_summed_with_that_of_its_weight() -> Non
     ops = [kernel.op for kernel in recorded_price(run).time.kernels]
     assert ops.count("batch_norm_weight_grad") == 20
     assert ops.count("bias_grad") == 1
+    # of a module that holds both, the product's own is a pass still
+    nodes = tuple(replace(node, layer="one") for node in run.graph.nodes)
+    kernels = step_time(replace(run.graph, nodes=nodes), run.device, run.stack).kernels
+    assert [kernel.op for kernel in kernels].count("bias_grad") == 1
 
 
 def test_electra_is_pretrained_with_a_generator() -> None:

@@ -193,12 +193,12 @@ def parts_of(graph: Graph, device: Device, stack: Stack) -> list[Part]:
 def _beside_others(graph: Graph) -> set[int]:
     """Return the nodes that libraries compute in the pass of another: statistics, norms' biases."""
     read = {i for node in graph.nodes for i in node.inputs}
-    norms = {n.layer for n in graph.nodes if n.op.name in NORM_WEIGHT_GRADS}
+    norms = {(n.layer, n.inputs[0]) for n in graph.nodes if n.op.name in NORM_WEIGHT_GRADS}
     return {
         n.id
         for n in graph.nodes
         if (n.op.name in STATISTICS and n.id in read)
-        or (n.op.name == "bias_grad" and n.layer in norms)
+        or (n.op.name == "bias_grad" and (n.layer, n.inputs[0]) in norms)
     }
 
 
