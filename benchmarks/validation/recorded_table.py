@@ -33,7 +33,7 @@ class Maker:
     """
 
     function: str
-    arguments: tuple[str | int, ...] = ()
+    arguments: tuple[str | int | bool, ...] = ()
     loss: str = "softmax_cross_entropy"
 
 
@@ -55,7 +55,7 @@ MAKERS: Mapping[str, Maker] = MappingProxyType(
         **{
             f"transformer-xl-{size}{end}": Maker("memories.transformer_xl", (size, adaptive), "own")
             for size in ("base", "large")
-            for end, adaptive in (("", "adaptive"), ("-full", ""))
+            for end, adaptive in (("", True), ("-full", False))
         },
         **{
             name: Maker("words.encoder", (name,), TOKENS)

@@ -121,9 +121,10 @@ def _contiguous(x: Any) -> Any:
 
 def _norm_gradients(grad: Any, x: Any, weight: Any, *others: Any) -> Any:
     """Return the gradients of a batch norm with its weight in float32."""
-    made = aten.native_batch_norm_backward.default(grad, x, _wide(weight), *others)
-    kept = None if weight is None else weight.dtype
-    return (made[0], *(y if y is None or kept is None else y.to(kept) for y in made[1:]))
+    of_input, *sums = aten.native_batch_norm_backward.default(grad, x, _wide(weight), *others)
+    if weight is None:
+        return (of_input, *sums)
+    return (of_input, *(y if y is None else y.to(weight.dtype) for y in sums))
 
 
 def written_out(lstm: Any) -> Any:

@@ -62,10 +62,10 @@ class TransformerXl(nn.Module):
     all words are told at all positions by the embedding's own weights.
     """
 
-    def __init__(self, size: str, adaptive: str, length: int) -> None:
+    def __init__(self, size: str, adaptive: bool, length: int) -> None:
         super().__init__()
         blocks, width, heads, inner, dropped = SIZES[size]
-        self.length, self.heads = length, heads
+        self.length = length
         self.words = nn.Embedding(ROWS, width)
         self.content = nn.Parameter(torch.zeros(heads, 1, width // heads))
         self.place = nn.Parameter(torch.zeros(heads, 1, width // heads))
@@ -105,7 +105,7 @@ class TransformerXl(nn.Module):
         return self.told(F.dropout(x, 0.1, self.training))
 
 
-def transformer_xl(size: str, adaptive: str, length: int) -> tuple[nn.Module, tuple[Any, ...]]:
+def transformer_xl(size: str, adaptive: bool, length: int) -> tuple[nn.Module, tuple[Any, ...]]:
     """Return the net and example inputs: words, and the memories of all blocks."""
     blocks, width, *_ = SIZES[size]
     words = torch.zeros(2, length, dtype=torch.long)

@@ -27,6 +27,7 @@ OUTBRAIN_LISTS = ((350, 64), (10_000, 64), (100, 64))
 """The same of those that take the mean of three."""
 
 LISTED = 3
+"""Categories in a list."""
 
 
 def chain(widths: tuple[int, ...], dropout: float = 0.0) -> nn.Sequential:

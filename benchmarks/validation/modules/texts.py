@@ -46,6 +46,20 @@ class FeedForward(nn.Module):
         return self.norm(x + F.dropout(self.down(inner), 0.1, self.training))
 
 
+def _blocks(width: int, heads: int, count: int) -> nn.ModuleList:
+    """Return so many blocks of an encoder: attention and products by turns."""
+    layers: list[nn.Module] = []
+    for _ in range(count):
+        layers += [Attention(width, heads), FeedForward(width, 4 * width)]
+    return nn.ModuleList(layers)
+
+
+def _through(blocks: nn.ModuleList, x: Any, mask: Any) -> Any:
+    for block in blocks:
+        x = block(x, mask) if isinstance(block, Attention) else block(x)
+    return x
+
+
 class Bert(nn.Module):
     """BERT or ELECTRA's discriminator behind its embeddings, with the head of a `task`.
 
@@ -61,10 +75,7 @@ class Bert(nn.Module):
         self.places = nn.Parameter(torch.zeros(length, width))
         self.kinds = nn.Embedding(2, width)
         self.norm = nn.LayerNorm(width)
-        layers: list[nn.Module] = []
-        for _ in range(blocks):
-            layers += [Attention(width, heads), FeedForward(width, 4 * width)]
-        self.blocks = nn.ModuleList(layers)
+        self.blocks = _blocks(width, heads, blocks)
         if task == "squad":
             self.head: nn.Module = nn.Linear(width, 2)
         else:
@@ -76,9 +87,7 @@ class Bert(nn.Module):
         return F.dropout(x, 0.1, self.training)
 
     def forward(self, words: Any, kinds: Any, mask: Any) -> Any:
-        x = self.embedded(words, kinds)
-        for block in self.blocks:
-            x = block(x, mask) if isinstance(block, Attention) else block(x)
+        x = _through(self.blocks, self.embedded(words, kinds), mask)
         if self.task != "masked":
             return self.head(x)
         return F.linear(self.head(x[:, : self.masked]), self.words.weight)
@@ -103,17 +112,12 @@ class Electra(nn.Module):
         self.told = Bert("base", "electra", length)
         width = self.told.words.embedding_dim
         self.narrow = nn.Linear(width, inner)
-        layers: list[nn.Module] = []
-        for _ in range(blocks):
-            layers += [Attention(inner, inner // 64), FeedForward(inner, 4 * inner)]
-        self.blocks = nn.ModuleList(layers)
+        self.blocks = _blocks(inner, inner // 64, blocks)
         self.head = nn.Sequential(nn.Linear(inner, width), nn.GELU(), nn.LayerNorm(width))
 
     def guessed(self, words: Any, kinds: Any, mask: Any) -> Any:
         """Return the generator's scores of the positions that are masked."""
-        x = self.narrow(self.told.embedded(words, kinds))
-        for block in self.blocks:
-            x = block(x, mask) if isinstance(block, Attention) else block(x)
+        x = _through(self.blocks, self.narrow(self.told.embedded(words, kinds)), mask)
         scores = F.linear(self.head(x), self.told.words.weight)
         return scores[:, : self.told.masked]
 

@@ -13,7 +13,7 @@ from benchmarks.validation.narrow.precision import NarrowPrecision
 from benchmarks.validation.narrow.scalings import Scaling
 from policysearch.cost.gemm import Extents
 from policysearch.cost.parallel.collectives import Kind
-from policysearch.cost.roofline import SHIFT_INSTRUCTIONS, SHIFT_LAUNCHES, PassKind, Work
+from policysearch.cost.roofline import PassKind, Work
 from policysearch.cost.stacks import Stack
 from policysearch.formats import format_named
 
@@ -65,19 +65,12 @@ class Layers:
         count *= self.times
         self.works.append(Work(moved, read + written, count=count, launches=launches, kind=kind))
 
-    def single_product(
-        self, e: Extents, moved: float, shifted: float = 0, count: float = 1
-    ) -> None:
-        """One product that moves `moved` elements, `shifted` more to NHWC and back in NCHW."""
+    def single_product(self, e: Extents, moved: float) -> None:
+        """One product that moves `moved` elements."""
         flops = 2.0 * e.batch * e.rows * e.columns * e.depth
-        runs = self.precision.convolutions if e.convolution else self.precision.products
-        bytes = self.precision.bytes
-        if self.stack.layout == "NHWC":
-            shifted = 0
-        shift = (shifted * bytes, SHIFT_INSTRUCTIONS * shifted)
-        launches = 1 + (SHIFT_LAUNCHES if shifted and runs != "float32" else 0)
-        count *= self.times
-        self.works.append(Work(moved * bytes, 0, flops, e, runs, *shift, count, launches))
+        moved *= self.precision.bytes
+        runs = self.precision.products
+        self.works.append(Work(moved, 0, flops, e, runs, count=self.times))
 
     def weight(self, elements: float, tensors: float = 1) -> None:
         """A parameter that products read as it is stored."""

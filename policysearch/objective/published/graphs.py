@@ -90,8 +90,8 @@ def recorded_price(run: Run) -> StepPrice:
 def recorded_works(run: Run) -> tuple[Work, ...]:
     """Return what one micro-batch asks of the device, its share of the update included.
 
-    Works that differ in their count alone are one; the last is what the device waits for its host
-    in all examples, where it does.
+    Works that differ in their count alone are one; the last is what all examples take of the
+    host besides, where they do.
     """
     counts: dict[Work, float] = {}
     own = () if run.stack.fused_optimizer else update_ops(run.step)
@@ -108,6 +108,6 @@ def recorded_works(run: Run) -> tuple[Work, ...]:
         if share:
             counts[work] = counts.get(work, 0.0) + share
     works = [replace(work, count=count) for work, count in counts.items()]
-    if waited := run.network.host_seconds * run.batch:
-        works.append(Work(0, launches=0, host_seconds=waited))
+    if besides := run.network.host_seconds * run.batch:
+        works.append(Work(0, launches=0, host_seconds=besides))
     return tuple(works)

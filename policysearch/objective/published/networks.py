@@ -56,10 +56,9 @@ class Network:
     that of a row that gives none; memory is of the batch of `longest` where lengths vary. The
     optimizer runs once in `micro_batches`. The host takes `host_seconds` an example besides its
     launches. `data_bytes`: of a data set that lies on the device. `names` are other names of it, in
-    which letters and digits count. `variants` are networks that scripts of
-    this name train instead, by a word of their framework or source. `in_tokens`: published
-    throughputs are of tokens, a row's length of them in each sample. `code` and `data` are the
-    functions of a net of the user's.
+    which letters and digits count. `variants` are networks that scripts of this name train instead,
+    by a word of their framework or source. `in_tokens`: published throughputs are of tokens, a
+    row's length of them in each sample. `code` and `data` are the functions of a net of the user's.
     """
 
     name: str

@@ -83,8 +83,8 @@ def steps_of(settings: Sequence[Setting]) -> Steps:
 def measured_of(settings: Sequence[Setting]) -> Steps:
     """Return what was published of rows, their steps without works."""
     batches = np.array([s.row.batches for s in settings], np.float64)
-    each = [s.length if s.network.in_tokens else 1 for s in settings]
-    seconds = batches * np.array(each)[:, None] / np.array([s.row.throughputs for s in settings])
+    units = [s.length if s.network.in_tokens else 1 for s in settings]
+    seconds = batches * np.array(units)[:, None] / np.array([s.row.throughputs for s in settings])
     seconds[[setting.binned for setting in settings]] = np.nan
     return Steps(
         Load(*(np.zeros(0) for _ in fields(Load))),
