@@ -32,8 +32,15 @@ from policysearch.objective.published.row_file import built_of
 ELEMENTS = (1.0, 1.0)
 """Where the elements that quantising counts for begin, and the deviation of their logarithm."""
 
-RATES: Mapping[int, tuple[float, float]] = {8: (0.9, 0.2), 4: (0.8, 0.2)}
-"""By bits the same of what scaling leaves of the products' rate, of all recipes."""
+RATES: Mapping[tuple[int, bool], tuple[float, float]] = {
+    (8, False): (0.9, 0.2),
+    (8, True): (0.9, 0.2),
+    (4, True): (0.8, 0.2),
+}
+"""The same of what scaling leaves of the products' rate, of all recipes of so many bits.
+
+Those that scale blocks are apart from those that scale whole rows or tensors.
+"""
 
 RECIPE_SPREAD = 0.15
 """Deviation of the logarithm of a recipe's rate from that of all."""
@@ -46,8 +53,8 @@ def fit_narrow(rows: Sequence[NarrowRow]) -> NarrowConstants:
     """Return the constants that fit published speedups of 8-bit and smaller products.
 
     All else is as FITTED. Least soft absolute errors of the logarithms; rows of one recipe, kind
-    and device weigh as the root of their number. A recipe that no row has gets the rate of all of
-    its bits.
+    and device weigh as the root of their number. A recipe that no row has gets the rate of its
+    like.
     """
     truth = np.log([row.speedup for row in rows])
     kinds = [(recipes_of(row)[-1], row.kind, row.hardware) for row in rows]
@@ -68,10 +75,10 @@ def _constants_at(place: Array) -> NarrowConstants:
     """Return the constants at a place of the priors: 0 is where they begin, 1 a deviation on."""
     start, spread = np.array([ELEMENTS, *RATES.values()]).T
     elements, *means = start * np.exp(spread * place[: len(start)])
-    of_bits = dict(zip(RATES, means, strict=True))
+    of_kind = dict(zip(RATES, means, strict=True))
     shares = np.exp(RECIPE_SPREAD * place[len(start) :])
     rates = {
-        name: float(of_bits[format_named(scaling.format).bits] * share)
+        name: float(of_kind[format_named(scaling.format).bits, scaling.blocks] * share)
         for (name, scaling), share in zip(SCALINGS.items(), shares, strict=True)
     }
     return NarrowConstants(float(elements), rates)

@@ -158,21 +158,18 @@ class Layers:
             work = Work(batch * moved, 0, flops, e, scaling.format, rate=scaling.rate)
             self.works.append(replace(work, count=self.times))
         if scaling is not None:
-            self.quantise(batch * (m * n), scaling)
+            self.quantise(batch * (m * n), scaling, scaling.element_bytes)
             here = batch * m * k / (gathered if scaling.gathers_narrow else 1)
-            self.quantise(here, scaling)
+            self.quantise(here, scaling, scaling.element_bytes)
             weight = batch * (n * k) / self.precision.accumulation
-            self.quantise(weight, scaling, weight=True)
+            self.quantise(weight, scaling, scaling.weight_bytes, fresh=False)
 
-    def quantise(
-        self, elements: float, scaling: Scaling, weight: bool = False, orientations: int = 2
-    ) -> None:
-        """Passes over a tensor, none where it launches none; an activation was made just before.
+    def quantise(self, elements: float, scaling: Scaling, bytes: float, fresh: bool = True) -> None:
+        """Passes over a tensor that move so many bytes an element, none where none is launched.
 
-        One of two `orientations` moves half the bytes.
+        `fresh`: the tensor was made just before.
         """
         if scaling.launches:
-            bytes = scaling.weight_bytes if weight else scaling.element_bytes
-            moved = bytes * elements * orientations / 2, scaling.elements * elements
-            work = Work(*moved, launches=scaling.launches, fresh=not weight, kind="reduction")
+            moved = bytes * elements, scaling.elements * elements
+            work = Work(*moved, launches=scaling.launches, fresh=fresh, kind="reduction")
             self.works.append(replace(work, count=self.times))

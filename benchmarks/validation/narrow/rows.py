@@ -334,13 +334,12 @@ def _layer(row: NarrowRow, step: Layers, batch: int, sizes: Decoder) -> None:
 def _forward(step: Layers, m: int, n: int, k: int) -> None:
     """Add one product of activations and weight, with the casts that it alone needs."""
     scaling: Scaling | None = step.precision.scaling
-    e = Extents(1, m, n, k, (m, n, k))
     whole = Layers(step.stack, step.precision)
     whole.product(1, m, n, k, scaling)
-    step.works += [work for work in whole.works if work.product == e]
+    step.works.append(whole.works[0])
     if scaling is not None:
-        step.quantise(m * k, scaling, orientations=1)
-        step.quantise(n * k, scaling, weight=True, orientations=1)
+        step.quantise(m * k, scaling, scaling.forward_bytes)
+        step.quantise(n * k, scaling, scaling.forward_bytes, fresh=False)
 
 
 def _experts(step: Layers, row: NarrowRow, m: int, n: int, k: int, groups: int) -> None:

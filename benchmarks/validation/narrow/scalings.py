@@ -25,18 +25,23 @@ class Scaling:
     """A recipe for the operands of the products with weights.
 
     `element_bytes` and `weight_bytes`: bytes that quantising moves per element of an activation or
-    gradient, and of a weight, both orientations; `launches`: kernels per tensor. `gathers_narrow`:
-    whether a tensor can be quantised before it is gathered from other devices. `format` is that of
-    the operands. Fitted: `elements`, those of a reduction that quantising one element is like, and
-    `rate`, what scaling leaves of the rate that large products of the format achieve.
+    gradient, and of a weight, both orientations, `forward_bytes` those of the one that a product
+    forward reads; `launches`: kernels per tensor. `gathers_narrow`:
+    whether a tensor can be quantised before it is gathered from other devices. `blocks`: scales are
+    of blocks of the contracted axis, so that a product is scaled within its sum and not once at its
+    end. `format` is that of the operands. Fitted: `elements`, those of a reduction that quantising
+    one element is like, and `rate`, what scaling leaves of the rate that large products of the
+    format achieve.
     """
 
     name: str
     format: str
     element_bytes: float
     weight_bytes: float
+    forward_bytes: float
     launches: int
     gathers_narrow: bool = True
+    blocks: bool = False
     elements: float = 1.0
     rate: float = 1.0
 
@@ -49,17 +54,20 @@ class Scaling:
 SCALINGS: dict[str, Scaling] = {
     row.name: row
     for row in (
-        Scaling("delayed", "float8_e4m3fn", 4, 6, 1),
-        Scaling("current", "float8_e4m3fn", 6, 8, 2),
-        Scaling("row", "float8_e4m3fn", 14, 14, 4, gathers_narrow=False),
-        Scaling("block", "float8_e4m3fn", 8, 10, 2),
-        Scaling("mx", "float8_e4m3fn", 4, 6, 1),
-        Scaling("nvfp4", "float4_e2m1fn", 10, 12, 3),
-        Scaling("row.eager", "float8_e4m3fn", 100, 100, 20, gathers_narrow=False),
-        Scaling("current.eager", "float8_e4m3fn", 10, 12, 4),
+        Scaling("delayed", "float8_e4m3fn", 4, 6, 3, 1),
+        Scaling("current", "float8_e4m3fn", 6, 8, 5, 2),
+        Scaling("row", "float8_e4m3fn", 14, 14, 3, 4, gathers_narrow=False),
+        Scaling("block", "float8_e4m3fn", 8, 10, 3, 2, blocks=True),
+        Scaling("mx", "float8_e4m3fn", 4, 6, 3, 1, blocks=True),
+        Scaling("nvfp4", "float4_e2m1fn", 10, 12, 4.5, 3, blocks=True),
+        Scaling("row.eager", "float8_e4m3fn", 100, 100, 50, 20, gathers_narrow=False),
+        Scaling("current.eager", "float8_e4m3fn", 10, 12, 5, 4),
     )
 }
 """Bytes of delayed, current and row from torchao's roofline of float8 training, the others alike.
+
+Forward, a largest value of a tensor is a pass of its own; those of rows and blocks are found by the
+kernel that casts.
 
 The bytes of casts that nothing compiles are assumed.
 """
