@@ -19,6 +19,7 @@ from benchmarks.validation.narrow.precision import NarrowPrecision
 from benchmarks.validation.narrow.rows import (
     BFLOAT16,
     NarrowRow,
+    build,
     families_of,
     is_eight_bit,
     narrow_speedup,
@@ -58,7 +59,7 @@ def test_eight_bit_rows_are_within_the_bars(modeled: list[tuple[NarrowRow, float
     whole = [abs(m - r.speedup) for r, m in modeled if r.kind == "end-to-end"]
     parts = [abs(m - r.speedup) for r, m in modeled if r.kind in ("layer", "gemm")]
     assert (len(whole), len(parts)) == (151, 71)
-    assert np.mean(whole) <= 0.085 and np.mean(parts) <= 0.20
+    assert np.mean(whole) <= 0.08 and np.mean(parts) <= 0.15
     published = np.array([r.speedup for r, _ in modeled if r.kind == "end-to-end"])
     assert np.mean(whole) < np.abs(published - np.median(published)).mean() / 1.5
     over = [(m, r) for r, m in modeled if is_eight_bit_baseline(r) and "mx" in r.formats[1]]
@@ -99,7 +100,7 @@ SIZES = [
     ("RTX 4090", "single GPU", 5),
     ("RTX 4090", "DP=4 (llmq, flags may shard)", 6),
 ]
-LARGEST_ERRORS = {0: 0.084, 3: 0.076, 4: 0.094}
+LARGEST_ERRORS = {0: 0.095, 3: 0.090, 4: 0.113}
 """By place in the table of decoders, of those that are off by more than 0.07."""
 
 NEAR = [
@@ -194,13 +195,13 @@ def test_quantising_moves_nothing_where_the_cache_holds_it() -> None:
     """RTX 4090 has 72 MiB: a tensor of 12 Mi elements moves as much with current scaling."""
     device, stack = DEVICES["RTX-4090"], STACKS["torch.compile"]
     scaling = dataclasses.replace(SCALINGS["current"], elements=3.0)
-    for elements, weight, moved in (
-        (12 * 2**20, False, 0),
-        (12 * 2**20 + 1, False, 6 * (12 * 2**20 + 1)),
-        (12 * 2**20, True, 8 * 12 * 2**20),
+    for elements, fresh, moved in (
+        (12 * 2**20, True, 0),
+        (12 * 2**20 + 1, True, 6 * (12 * 2**20 + 1)),
+        (12 * 2**20, False, 6 * 12 * 2**20),
     ):
         step = Layers(stack, BFLOAT16)
-        step.quantise(elements, scaling, weight)
+        step.quantise(elements, scaling, scaling.element_bytes, fresh)
         load = load_of(step.works, device, stack)
         assert load.bytes.tolist() == [moved] and load.elements.tolist() == [3 * elements]
 
@@ -309,6 +310,45 @@ def test_quantising_is_passes_over_memory() -> None:
     assert [work.bytes for work in step.works if work.product is None][2] == 2 * 256 * 128
 
 
+def test_one_product_forward_is_one_whatever_its_shape() -> None:
+    """Of a square one both gradients have its extents; its casts read one orientation each."""
+    row = next(row for row in read_narrow_rows() if row.id == "2/97")
+    assert row.sizes[:3] == (8192, 8192, 8192) and recipes_of(row) == ("row",)
+    step = Layers(STACKS["torch.compile"], dataclasses.replace(BFLOAT16, scaling=SCALINGS["row"]))
+    build(row, step, 1)
+    assert len([work for work in step.works if work.product]) == 1
+    assert [work.bytes for work in step.works if not work.product] == [3 * 8192**2] * 2
+    longer = dataclasses.replace(row, sizes=(8192, 8192, 8200, 0))
+    assert narrow_speedup(row) == pytest.approx(narrow_speedup(longer), rel=0.02)
+
+
+def test_blocks_that_stay_wide_are_priced_so() -> None:
+    """27 of 32 blocks in NVFP4, as torchtitan's page says."""
+    row = next(row for row in read_narrow_rows() if row.id == "78")
+    assert row.wide_share == 1 - 27 / 32
+    widths = (
+        "nvfp4",
+        row.formats[1],
+        "nvfp4 (last 16 of 32 layers bf16)",
+        "nvfp4 (0 of 32 blocks)",
+    )
+    runs = [dataclasses.replace(row, formats=("bf16", said)) for said in widths]
+    assert [run.wide_share for run in runs] == [0.0, 0.15625, 0.5, 1.0]
+    gains = [narrow_speedup(run) for run in runs]
+    assert gains == sorted(gains, reverse=True) and len(set(gains)) == 4
+    assert gains[-1] == pytest.approx(1.0)
+
+
+def test_modules_of_transformer_engine_are_launched_one_by_one() -> None:
+    """A small product waits for Python's launches, a large one does not."""
+    row = next(row for row in read_narrow_rows() if row.id == "2/65")
+    assert row.framework.startswith("Transformer Engine") and row.sizes[:3] == (15872, 4096, 4096)
+    large = dataclasses.replace(row, sizes=(158720, 16384, 16384, 0))
+    for run, lost in ((row, 0.04), (large, 0.0)):
+        compiled = dataclasses.replace(run, framework="torch")
+        assert narrow_speedup(compiled) / narrow_speedup(run) - 1 == pytest.approx(lost, abs=0.015)
+
+
 def test_rates_are_those_of_the_recipes() -> None:
     """Policies have the rates that fit published rows: the more scales, the lower."""
     fitted = read_held_out()[ALL].rates
@@ -352,6 +392,7 @@ def test_what_is_held_out_is_not_known() -> None:
     """Without its family a recipe has the rate that no row has a part in."""
     known = read_held_out()
     assert known.keys() == {ALL} | {scaling.family for scaling in SCALINGS.values()}
+    assert known["block"].rates["block"] < known["row"].rates["row"], "blocks are like blocks"
     for family, unseen in known.items():
         inside = [name for name in SCALINGS if SCALINGS[name].family == family]
         assert len({unseen.rates[name] for name in inside}) <= 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.validation.narrow.layers import Collective, Layers
 from policysearch.cost.gemm import Extents
@@ -154,20 +154,25 @@ def decoder(
     shards: int = 1,
     recomputed: Collection[str] = (),
     stages: int = 1,
+    wide: float = 0.0,
 ) -> None:
     """Add all blocks and the last product, which stays in the activations' format.
 
     Of `stages` of a pipeline a device has its share.
     `recomputed`: what backward runs again instead of keeping it, of "norm" and "swiglu".
+    `wide`: the share of the blocks whose products stay in the activations' format too.
     """
-    tokens = batch * length
-    step.repeat(d.blocks / stages)
-    block(step, batch, length, d, shards)
-    if "norm" in recomputed:
-        step.move(tokens * d.width, tokens * d.width, count=2)
-    if "swiglu" in recomputed:
-        branches, inner = (2 if d.gated else 1), tokens * d.inner / shards
-        step.move(branches * inner, inner)
+    tokens, scaled = batch * length, step.precision
+    for precision, share in ((scaled, 1 - wide), (replace(scaled, scaling=None), wide)):
+        step.precision = precision
+        step.repeat(d.blocks * share / stages)
+        block(step, batch, length, d, shards)
+        if "norm" in recomputed:
+            step.move(tokens * d.width, tokens * d.width, count=2)
+        if "swiglu" in recomputed:
+            branches, inner = (2 if d.gated else 1), tokens * d.inner / shards
+            step.move(branches * inner, inner)
+    step.precision = scaled
     step.repeat(1 / stages)
     step.product(1, tokens, d.rows // shards, d.width)
     step.cross_entropy(tokens * d.rows / shards)

@@ -49,6 +49,9 @@ SPREAD = re.compile(r"\b(TP|PP|CP|DP|DDP|FSDP\d?|ZeRO|data|tensor)\b|\b[TPC]P\d"
 
 MEGATRON = re.compile(r"megatron|nemo", re.IGNORECASE)
 
+UNCOMPILED = re.compile(r"Transformer ?Engine(?! \(JAX)|\bTE\b|Megatron|NeMo", re.IGNORECASE)
+"""Names of libraries whose modules launch their fused kernels one by one, each from Python."""
+
 FORWARD = re.compile(r"forward only|fprop|matmul, shape|MAMF", re.IGNORECASE)
 """Names of rows that time one product, forward alone."""
 
@@ -113,6 +116,14 @@ class NarrowRow:
         zero = 3 if re.search(r"FSDP(?!=0\b)", said) else 0
         zero = zero or (1 if megatron or re.search(r"\bDP\b", said) else 0)
         return Parallel(devices, tensor, zero)
+
+    @property
+    def wide_share(self) -> float:
+        """The share of its blocks that multiply in the activations' format, as the row says."""
+        if narrow := re.search(r"(\d+) of (\d+) blocks", self.formats[1]):
+            return 1 - int(narrow[1]) / int(narrow[2])
+        wide = re.search(r"last (\d+) of (\d+) layers", self.formats[1])
+        return int(wide[1]) / int(wide[2]) if wide else 0.0
 
     @property
     def micro_batches(self) -> int:
@@ -184,7 +195,7 @@ def narrow_speedup(
     seconds = []
     for precision, batch in zip((baseline, mixed), row.batches, strict=True):
         step = Layers(_stack(row, precision is mixed), precision)
-        _build(row, step, batch)
+        build(row, step, batch)
         _check_shared(row, step)
         alone = _seconds(step, device, constants)
         micro = max(1, round(row.micro_batches * row.batches[0] / batch))
@@ -263,18 +274,23 @@ def _plain(format: str) -> NarrowPrecision:
 
 def _stack(row: NarrowRow, mixed: bool) -> Stack:
     """Return the stack of a run: compiled or with fused kernels of a library, unless said eager."""
-    said = row.formats[1 if mixed else 0].lower()
-    eager = "eager" in said and "+ torch.compile" not in said
-    return STACKS["torch.eager" if eager else "torch.compile"]
+    said, fused = row.formats[1 if mixed else 0].lower(), STACKS["torch.compile"]
+    if "eager" in said and "+ torch.compile" not in said:
+        return STACKS["torch.eager"]
+    if UNCOMPILED.search(f"{row.framework}, {row.formats[1]}"):
+        return replace(fused, launch_seconds=STACKS["torch.eager"].launch_seconds)
+    return fused
 
 
-def _build(row: NarrowRow, step: Layers, batch: int) -> None:
+def build(row: NarrowRow, step: Layers, batch: int) -> None:
+    """Add the works of a row's step to a list; InputError says what of it is not known."""
     sizes = decoder_named(re.sub(r" \(.*\)", "", row.model))
     shards, (m, n, k, groups) = row.shards, row.sizes
     if sizes is not None and row.kind == "end-to-end":
         flags = _flags(row, step.precision.scaling is not None)
         again = [flag.removeprefix("--recompute-") for flag in flags if "recompute" in flag]
-        decoder(step, batch, row.length or 2048, sizes, shards, again, row.stages)
+        length = row.length or 2048
+        decoder(step, batch, length, sizes, shards, again, row.stages, row.wide_share)
     elif found := re.search(r"transformer layer.* hidden (\d+),? ffn (\d+)", row.model):
         width, inner = int(found[1]), int(found[2])
         _layer(row, step, batch, Decoder(width, 1, 32, 32, inner, 0, gated=False))
