@@ -159,6 +159,21 @@ def test_a_network_is_that_of_the_scripts_of_its_framework() -> None:
     assert flops[1] > 1.2 * flops[0]  # masks of 128 regions, not of 8 objects
 
 
+def test_frozen_norms_of_torchs_detector_give_float32() -> None:
+    """A root is float32 under autocast, and so is what it multiplies, up to the next product."""
+    rows = [row for row in shipped_rows() if row.model == "mask-rcnn-r50-fpn"]
+    mixed = {s.stacks.framework: s.runs[1] for s in settings_of(rows)[0]}["torch"]
+    stored = replace(mixed, stack=replace(mixed.stack, float32_norms=False))
+    widths = []
+    for run in (mixed, stored):
+        nodes = run.graph.nodes
+        assert {node.format for node in nodes if node.op.name == "conv2d_dgrad"} == {"float16"}
+        maps = [node.format for node in nodes if node.op.name == "relu" and len(node.shape) == 4]
+        widths.append((maps[0], maps[-1]))  # behind a norm, and in the head of masks
+    assert widths == [("float32", "float16"), ("float16", "float16")]
+    assert seconds_of(mixed) > 1.2 * seconds_of(stored)
+
+
 def test_lambdas_transformers_tell_all_words_and_are_timed_in_tokens() -> None:
     rows = [row for row in shipped_rows() if row.model.startswith("transformer-xl")]
     settings = settings_of(rows)[0]

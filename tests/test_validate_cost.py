@@ -47,8 +47,7 @@ def test_held_out_families_and_devices_are_within_what_is_printed(known: Known) 
     """What is reached, which may not rise; the bars of the project are in the test below."""
     families, devices = (row.summaries[ALL] for row in crossed(known))
     assert families.rows == devices.rows == 428
-    assert families.mean <= 0.122 and devices.mean <= 0.12
-    assert crossed(known)[0].time_error <= 0.155
+    assert families.mean <= 0.118 and devices.mean <= 0.116
     assert crossed(known)[0].times == 770
     truth = known.steps.speedups
     assert families.mean < np.abs(2 / truth - 1).mean() / 2
@@ -67,14 +66,13 @@ def test_errors_are_within_the_bars(known: Known, place: int, figure: str, bar: 
     "place",
     [
         pytest.param(0, marks=pytest.mark.xfail(reason="0.864, the bar is 0.85")),
-        pytest.param(1, marks=pytest.mark.xfail(reason="0.867, the bar is 0.85")),
+        pytest.param(1, marks=pytest.mark.xfail(reason="0.864, the bar is 0.85")),
     ],
 )
 def test_intervals_are_no_wider_than_they_say(known: Known, place: int) -> None:
     assert 0.75 <= crossed(known)[place].summaries[ALL].covered <= 0.85
 
 
-@pytest.mark.xfail(reason="0.153 and 0.155, the bar is 0.15")
 def test_step_times_are_within_the_bar(known: Known) -> None:
     assert all(row.time_error <= 0.15 for row in crossed(known))
 
@@ -89,7 +87,7 @@ def test_bert_over_tfloat32_is_biased_by_no_more_than_the_bar(known: Known, held
     assert abs(np.log(getattr(known, held_out)[rows]).mean()) <= 0.05
 
 
-@pytest.mark.xfail(reason="two of Mask R-CNN, 0.89 and 0.93, are modeled at 1.1")
+@pytest.mark.xfail(reason="two of Mask R-CNN, 0.89 and 0.93, are modeled at 1.05")
 def test_rows_published_as_slower_are_modeled_as_slower(known: Known) -> None:
     slower = known.steps.speedups < 0.93
     assert np.all((known.steps.speedups / known.ratios)[slower] < 1.0)
@@ -98,8 +96,8 @@ def test_rows_published_as_slower_are_modeled_as_slower(known: Known) -> None:
 @pytest.mark.parametrize(
     "place",
     [
-        pytest.param(0, marks=pytest.mark.xfail(reason="0.886, the bar is 0.9")),
-        pytest.param(1, marks=pytest.mark.xfail(reason="0.888, the bar is 0.9")),
+        pytest.param(0, marks=pytest.mark.xfail(reason="0.891, the bar is 0.9")),
+        pytest.param(1, marks=pytest.mark.xfail(reason="0.894, the bar is 0.9")),
     ],
 )
 def test_speedups_are_in_the_published_order(known: Known, place: int) -> None:

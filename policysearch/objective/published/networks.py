@@ -14,7 +14,7 @@ from policysearch.values import InputError, near_miss
 PRETRAINING_MICRO_BATCHES = 16
 """Micro-batches of a step of BERT's pretraining with LAMB on one device; assumed."""
 
-MATCHING_SECONDS = 0.05
+MATCHING_SECONDS = 0.03
 """Host seconds per image for masks of polygons, matching and suppression; assumed, with published
 rows of this network in view."""
 
@@ -35,7 +35,8 @@ class Recipe:
     optimizer that NVIDIA's scripts write themselves, tensor by tensor, in torch's runs whose update
     is not fused; () for that of `torch.optim`. `binned`: those whose loader bins the longest
     sequences by length, so that no published time is of that length. `compiled`, `update` and
-    `binned` are of NVIDIA's own scripts.
+    `binned` are of NVIDIA's own scripts. `float32_norms`: those whose norms give float32 under
+    mixed precision.
     """
 
     channels_last: tuple[str, ...] = ()
@@ -46,6 +47,7 @@ class Recipe:
     written_attention: bool = False
     update: Passes = ()
     binned: tuple[str, ...] = ()
+    float32_norms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,10 @@ PRETRAINED = Recipe(written_attention=True, compiled=("torch",), binned=("torch"
 """NVIDIA's script of 2022 is compiled by nvFuser, and its second phase has sequences in bins of 64
 (DeepLearningExamples, PyTorch/LanguageModeling/BERT/README.md)."""
 SQUAD = Recipe(written_attention=True, update=BERT_ADAM)
+PROMOTED = Recipe(float32_norms=("torch",))
+"""Frozen norms that take a root, which autocast and apex's O1 compute in float32: so is its product
+with the map, and all up to the next convolution (DeepLearningExamples,
+PyTorch/Segmentation/MaskRCNN, layers/batch_norm.py)."""
 PLAIN_UPDATE = Recipe(unfused_update=("torch",), update=rules()["lamb"].fused)
 """LAMB is a function for TorchScript there, which joins the ops of one tensor."""
 
@@ -198,6 +204,7 @@ _ROWS = (
         "mask-rcnn-r50-fpn",
         "mask-rcnn",
         host_seconds=MATCHING_SECONDS,
+        recipe=PROMOTED,
         variants=(("tensorflow", "mask-rcnn-r50-fpn-fixed"),),
         names=("maskrcnn_resnet50_fpn", "mask rcnn"),
     ),

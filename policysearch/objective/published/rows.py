@@ -227,6 +227,8 @@ def _of_recipe(stacks: Pair, network: Network) -> Pair:
         stacks = stacks.changed(fused_optimizer=True)
     if stacks.framework in network.recipe.unfused_update:
         stacks = stacks.changed(fused_optimizer=False)
+    if stacks.framework in network.recipe.float32_norms:
+        stacks = stacks.changed(float32_norms=True)
     if stacks.framework == "torch" and network.recipe.update:
         stacks = replace(stacks, baseline=replace(stacks.baseline, fused_optimizer=False))
     return stacks
