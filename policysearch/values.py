@@ -160,11 +160,11 @@ def near_miss(given: object, valid: Iterable[str]) -> str:
     if not isinstance(given, str) or not 0 < len(given) <= SHOWN:
         return ""
     names = {name.lower(): name for name in valid}
-    parts = f"{given.lower()}-", f"{given.lower()}."
-    variants = [name for low, name in names.items() if low.startswith(parts)]
-    if variants and given.lower() not in names:
-        return f"; did you mean {' or '.join(map(repr, variants))}?"
     whole = _SHORT.sub(lambda word: _WHOLE[word[0]], given.lower())
+    parts = f"{given.lower()}-", f"{given.lower()}.", f"{whole}_"
+    variants = [name for low, name in names.items() if low.startswith(parts)]
+    if variants and not {given.lower(), whole} & names.keys():
+        return f"; did you mean {' or '.join(map(repr, variants))}?"
     matches = difflib.get_close_matches(whole, names, n=1)
     return f"; did you mean {names[matches[0]]!r}?" if matches else ""
 

@@ -43,6 +43,7 @@ STUDY_MISTAKES = (
     ('ops = ["tanh"]', 'ops = ["sigmiod"]', "'sigmiod'; did you mean 'sigmoid'? expected one of "),
     ('trials = 6', 'trails = 6', "did you mean 'trials'?"),
     ('"float8_e4m3fn"]', '"float8_e4m3"]', "for your own; did you mean 'float8_e4m3fn'?"),
+    ('"float8_e4m3fn"]', '"fp8"]', "did you mean 'float8_e4m3fn' or 'float8_e5m2'?"),
     ('"float8_e4m3fn"]', '"bf16"]', "did you mean 'bfloat16'?"),
     ('"apex.O3"]', '"torch.amp"]', "did you mean 'torch.autocast.float16'?"),
     ('"apex.O3"]', '"fp8"]', "did you mean 'float8'?"),

@@ -191,3 +191,55 @@ def test_the_presets_of_torchao_are_its_own_linears(recipe: str) -> None:
         assert theirs.count_nonzero() > theirs.numel() / 2
         same = executable.value(name) == theirs.detach().float().numpy()
         assert same.mean() > 0.99, name
+
+
+class Experts(nn.Module):
+    """Two linears, of which each takes the rows that are chosen for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(32, 48), nn.Linear(32, 48)
+
+    def forward(self, x: Tensor, chosen: Tensor) -> Any:
+        y = x.new_zeros(len(x), 48)
+        for i, expert in enumerate((self.fc1, self.fc2)):
+            rows = torch.where(chosen == i)[0]
+            y = y.index_put((rows,), expert(x[rows]).float())
+        return y
+
+
+def test_an_expert_may_get_no_rows(load: Callable[..., Any]) -> None:
+    """Its parameters have gradients of zero; those of the other are as without it."""
+    net = load(policy_of(), MODEL).apply_policy(Experts())
+    chosen = torch.ones(len(X), dtype=torch.long)
+    y = net(X, chosen)
+    y.square().mean().backward()
+    assert y.abs().min() >= 0 and y.abs().max() > 0
+    assert net.fc2.weight.grad.abs().max() > 0
+    assert not net.fc1.weight.grad.any()
+
+
+def test_any_number_of_rows_is_taken_on_a_gpu(
+    load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its products sum over multiples of 16 alone: torch's own check, with a product by hand."""
+    summed: list[int] = []
+
+    def scaled_mm(
+        a: Tensor, b: Tensor, *args: Any, scale_a: Tensor, scale_b: Tensor, **_: Any
+    ) -> Any:
+        summed.append(a.shape[1])
+        assert a.shape[1] == b.shape[0] and a.shape[1] % 16 == 0
+        return (a.float() / scale_a.reciprocal()) @ (b.float() / scale_b.reciprocal())
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
+    here, there = Net(), Net()
+    there.load_state_dict(here.state_dict())
+    x = torch.randn(10, 32, generator=torch.Generator().manual_seed(0))
+    module = load(policy_of(), MODEL)
+    for net, device_type in ((here, "cpu"), (there, "cuda")):
+        net = module.apply_policy(net, device_type=device_type)
+        net(x).float().square().mean().backward()
+    assert 16 in summed and not there.fc1.config.emulate
+    assert torch.allclose(here.fc1.weight.grad, there.fc1.weight.grad, rtol=1e-2, atol=1e-5)

@@ -19,6 +19,7 @@ import torch
 import policysearch
 from policysearch.cli import main
 from policysearch.policy.presets import preset
+from policysearch.study.first_study import ALL_ROWS
 from policysearch.study.specification import load_spec
 from policysearch.train import user_code
 from policysearch.train.feeding import batch_order
@@ -345,3 +346,39 @@ def test_a_shipped_study_that_is_none_is_one_line() -> None:
         InputError, match=r"^studies:lenet: no such study; expected .*lenet5-digits"
     ):
         load_spec(Path("studies:lenet"))
+
+
+EXPERTS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.experts = nn.Linear(6, 2), nn.ModuleList(nn.Linear(6, 3) for _ in range(2))
+
+    def forward(self, x):
+        chosen = self.gate(x).argmax(-1)
+        y = torch.zeros(len(x), 3)
+        for i, expert in enumerate(self.experts):
+            rows = torch.where(chosen == i)[0]
+            y[rows] = expert(x[rows])
+        return y
+
+def data():
+    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
+    return x, x[:, :3].argmax(1)
+"""
+
+
+@pytest.mark.parametrize("text", [EXPERTS, NET], ids=["experts", "dense"])
+def test_init_says_that_experts_are_priced_on_all_rows(
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(text, encoding="utf-8")
+    assert main(["init", "net.py"]) == 0
+    assert (ALL_ROWS in capsys.readouterr().out) == (text is EXPERTS)

@@ -216,6 +216,15 @@ def main():
         scaler.step(optimizer)
         scaler.update()
 """
+ZIPPED = """
+def main():
+    for step, (x, y) in zip(range(STEPS), stream):
+        with torch.autocast(device, torch.bfloat16):
+            loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+    net.parameters()
+"""
 
 
 @pytest.mark.parametrize(
@@ -231,8 +240,12 @@ def main():
             "net, stream, loss=criterion, optimizer=optimizer, scaler=scaler, ema_decay=0.99, "
             'precision="fp16", clip_value=0.5, accumulation_steps=8, steps=1000',
         ),
+        (
+            ZIPPED,
+            'net, stream, loss=F.cross_entropy, optimizer=optimizer, precision="bf16", steps=STEPS',
+        ),
     ],
-    ids=["accelerate", "scaled"],
+    ids=["accelerate", "scaled", "zipped"],
 )
 def test_a_loop_is_read_with_its_own_names(text: str, call: str, folder: Path) -> None:
     loop = outline(text).loop

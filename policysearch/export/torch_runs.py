@@ -69,7 +69,10 @@ class _Float8Forward(_Forward):
         emulate = device_type != "cuda" or torch.cuda.get_device_capability() < (8, 9)
         sums = Float8GemmConfig(use_fast_accum=False)
         config = Float8LinearConfig(
-            gemm_config_output=sums, round_scales_to_power_of_2=POWER_OF_TWO, emulate=emulate
+            gemm_config_output=sums,
+            round_scales_to_power_of_2=POWER_OF_TWO,
+            emulate=emulate,
+            pad_inner_dim=True,  # the gradient of a weight sums over rows, however many there are
         )
         other = convert_to_float8_training(torch.nn.Sequential(part), config=config)[0]
         self.own = [name for name in other.__dict__ if name not in part.__dict__]
@@ -87,7 +90,10 @@ class _Float8Forward(_Forward):
         part, dtype = self.part, self.dtype
         x, weight = _Rounded.apply(x, dtype), _Rounded.apply(part.weight, dtype)
         options = part.linear_mm_config, part.config
-        made = matmul_with_hp_or_float8_args.apply(x, weight.t(), *options)
+        if x.numel():
+            made = matmul_with_hp_or_float8_args.apply(x, weight.t(), *options)
+        else:  # an expert that got no rows: there is no largest value to scale by
+            made = x @ weight.t()
         return made if part.bias is None else made + part.bias.to(dtype).float()
 
     def put_back(self):

@@ -87,6 +87,12 @@ NOT_FLASH = (
 )
 """What is said of calls of attention that the flash kernel does not run."""
 
+ALL_ROWS = (
+    "rows that a mask chooses, as experts have them, are all computed and priced: each expert "
+    "costs as if it took every row, so the share of experts in the modeled time is too high"
+)
+"""What is said of selections whose size depends on values."""
+
 
 @dataclass(frozen=True)
 class FirstStudy:
@@ -189,9 +195,12 @@ class FirstStudy:
         """Return which formats no layer runs in, and where launches set the time at this batch."""
         objective = objective_of(spec)
         lines = left_out(spec.space, objective.model, spec.study.target)
-        if spec.task.attention == "flash":
-            step = spec.task.tracing(objective.model, spec.task.batch_size).float32
-            lines += [] if FLASH in {node.op.name for node in step.nodes} else [NOT_FLASH]
+        step = spec.task.tracing(objective.model, spec.task.batch_size).float32
+        if spec.task.attention == "flash" and FLASH not in {node.op.name for node in step.nodes}:
+            lines.append(NOT_FLASH)
+        firsts = {node.id for node in step.nodes if node.op.name == "argmax" and node.shape == (1,)}
+        if any(node.op.name == "index" and firsts & {*node.inputs} for node in step.nodes):
+            lines.append(ALL_ROWS)  # in place of the rows that a mask leaves stands its first
         if "batch" in self.assumed and objective.float32_price.time.launch_bound:
             other = "another" if self.script else "the batch as you train it"
             lines.append(

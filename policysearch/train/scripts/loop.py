@@ -123,7 +123,7 @@ def _net_and_loader(
 ) -> Iterator[str]:
     net = _net(tree)
     yield net
-    heads = [_inner_text(loop.iter) for loop in loops if not _range(loop)]
+    heads = [_inner_text(loop.iter) for loop in loops if not _is_range(_inner(loop.iter))]
     drawn = [_inner_text(call.args[0]) for call in calls(tree) if last_name(call) == "next"]
     made = _assigned_names(tree, lambda call: last_name(call).endswith("DataLoader"))
     loader = [*heads, *made, *drawn, "loader"][0]
@@ -143,10 +143,19 @@ def _net(tree: ast.Module) -> str:
     return "net"
 
 
-def _inner_text(value: ast.expr) -> str:
+def _inner(value: ast.expr) -> ast.expr:
+    """Return what a loop goes over, beside a range where it goes over both."""
     while isinstance(value, ast.Call) and value.args and last_name(value) in WRAPPERS:
-        value = value.args[0]
-    return ast.unparse(value)
+        value = next((arg for arg in value.args if not _is_range(arg)), value.args[0])
+    return value
+
+
+def _inner_text(value: ast.expr) -> str:
+    return ast.unparse(_inner(value))
+
+
+def _is_range(value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and bool(value.args) and last_name(value) in RANGES
 
 
 def _loss(tree: ast.Module, net: str, trained: ast.expr | None) -> str:
@@ -180,7 +189,8 @@ def _of_outputs(tree: ast.Module, net: str, trained: ast.expr | None) -> str:
         return ""
     parts = [ast.unparse(part) for part in (*outputs.args, labels)]
     loops = [node.target for node in ast.walk(tree) if isinstance(node, ast.For)]
-    batches = [[*map(ast.unparse, t.elts)] for t in loops if isinstance(t, ast.Tuple)]
+    taken = [t for target in loops for t in ast.walk(target) if isinstance(t, ast.Tuple)]
+    batches = [[*map(ast.unparse, t.elts)] for t in taken]
     return ast.unparse(trained.func) if parts in batches else ""
 
 
@@ -210,6 +220,7 @@ def _numbers(tree: ast.Module, training: ast.Call) -> Iterator[str]:
             value = call.args[1] if len(call.args) > 1 else named[clips[name]]
             found["clip_norm" if "norm" in name else "clip_value"] = ast.unparse(value)
         kinds = [named[key] for key in ("dtype", "mixed_precision") if key in named]
+        kinds += call.args[1:2]  # autocast("cuda", torch.bfloat16)
         if name in ("autocast", "Accelerator") and kinds:
             said = ast.unparse(kinds[0]).strip("'\"").rpartition(".")[2]
             found |= {"precision": f'"{PRECISIONS[said]}"'} if said in PRECISIONS else {}
@@ -229,21 +240,20 @@ def _length(loops: Sequence[ast.For], tests: Sequence[ast.expr]) -> str:
 
     Or steps where the loop goes on while their number is below another.
     """
-    counted = [count for loop in loops if (count := _range(loop))]
+    counted = [count for loop in loops if (count := _range(loop.iter))]
     if counted:
-        inner = any(not _range(loop) for loop in loops)
+        inner = any(not _range(loop.iter) for loop in loops)
         return f"{'epochs' if inner else 'steps'}={counted[0]}"
     below = (t for t in tests if isinstance(t, ast.Compare) and isinstance(t.ops[0], ast.Lt))
     ends = (t.comparators[0] for t in below if "step" in ast.unparse(t.left))
     return f"steps={next(map(ast.unparse, ends), '...')}"
 
 
-def _range(loop: ast.For) -> str:
-    """Return how often a loop over a range runs; "" where it goes over something else."""
-    head = loop.iter
-    while isinstance(head, ast.Call) and head.args and last_name(head) == "tqdm":
-        head = head.args[0]
-    if not isinstance(head, ast.Call) or not head.args or last_name(head) not in RANGES:
+def _range(head: ast.expr) -> str:
+    """Return how often a loop over a range runs; "" where it goes over something else alone."""
+    while isinstance(head, ast.Call) and head.args and last_name(head) in ("tqdm", "zip"):
+        head = next(filter(_is_range, head.args), head.args[0])
+    if not isinstance(head, ast.Call) or not _is_range(head):
         return ""
     if len(head.args) == 1:
         return ast.unparse(head.args[0])
