@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.validation.recorded_table import records
+from policysearch.cost.copies import copied
 from policysearch.cost.devices import DEVICES
 from policysearch.cost.roofline import FITTED, kernel_seconds, load_of
 from policysearch.cost.stacks import STACKS
@@ -29,6 +30,8 @@ from policysearch.objective.published.networks import NETWORKS, as_run_by, netwo
 from policysearch.objective.published.rows import shipped_rows
 from policysearch.objective.published.stacks import FLOAT16, FLOAT32, TORCH, Precision
 from policysearch.objective.published.steps import measured_of
+from policysearch.optimizers.optimizer import Optimizer
+from policysearch.train.step import trace_step
 from policysearch.values import InputError
 
 STACK = replace(TORCH, fused_optimizer=True, library=11)
@@ -203,6 +206,16 @@ def test_no_time_is_that_of_sequences_that_were_binned() -> None:
     for setting, seconds in zip(settings, steps.seconds, strict=True):
         assert np.isnan(seconds).all() == setting.binned
     assert np.all(steps.speedups > 1)
+
+
+def test_heads_of_one_kernel_of_attention_are_views() -> None:
+    """Of ViT's seven changes of order a block, forward, three are copied."""
+    model = model_at(NETWORKS["vit_b_16"], 0, fused=True)
+    step = trace_step(model, model.loss, Optimizer("sgd"), 2)
+    block = "encoder.layers.encoder_layer_3"
+    of_block = {n.id for n in step.nodes if n.layer.startswith(block) and n.role == "fprop"}
+    orders = [n for n in step.nodes if n.op.name == "transpose" and n.id in of_block]
+    assert (len(orders), sum(n.id in of_block for n in copied(step))) == (7, 3)
 
 
 def test_fused_norms_take_the_passes_of_sum_and_relu_along() -> None:

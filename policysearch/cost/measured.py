@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from policysearch.cost.copies import copied
 from policysearch.cost.devices import Device
 from policysearch.cost.gemm import product_of
 from policysearch.cost.kernels import Kernel, kernels_of
@@ -78,8 +79,8 @@ def _time(call: Call, device: Device, cached_share: float) -> KernelTime:
 def calls_of(graph: Graph, device: Device, stack: Stack) -> tuple[Call, ...]:
     """Return the calls of one step on a device, the passes around products it lacks included.
 
-    A transposition is a copy of its own, and a bias beyond the first of a product is an addition.
-    Work on single numbers is left out: a library does it on the host.
+    A transposition that a reader needs in order is a copy of its own, and a bias beyond the first
+    of a product is an addition. Work on single numbers is left out: a library does it on the host.
     """
     calls: list[Call] = []
     grouped: set[int] = set()
@@ -89,8 +90,7 @@ def calls_of(graph: Graph, device: Device, stack: Stack) -> tuple[Call, ...]:
             calls += _product_calls(graph, kernel, device)
         elif kernel.lead.op.name not in INSIDE and _elements(graph, kernel.lead) > 1:
             calls.append(Call(kernel.lead, kernel.nodes, _pass(graph, kernel)))
-    copies = (n for n in graph.nodes if n.op.name == "transpose" and n.id not in grouped)
-    calls += [Call(node, (node,), _copy(node)) for node in copies]
+    calls += [Call(n, (n,), _copy(n)) for n in copied(graph) if n.id not in grouped]
     return tuple(calls)
 
 

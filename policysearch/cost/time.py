@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from policysearch.cost.copies import copies_of
 from policysearch.cost.devices import Device
 from policysearch.cost.gemm import flops_of, is_convolution, product_of
 from policysearch.cost.joined import Joined, joined
@@ -218,25 +219,6 @@ def _launch_share(part: Part, launches: float) -> Part:
     """Return a part of cells that are one kernel a step, as a share of that."""
     work = dataclasses.replace(part.work, launches=min(1.0, launches))
     return dataclasses.replace(part, work=work)
-
-
-def copies_of(graph: Graph, kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
-    """Return the kernels of transpositions outside `kernels` that a library copies for.
-
-    Products read a matrix with its two last axes swapped as it lies; every other order of the
-    axes, as that of the heads of attention, they need as a copy.
-    """
-    grouped = {node.id for kernel in kernels for node in kernel.nodes}
-    return tuple(
-        Kernel((node,), node, tuple(graph.inputs_of(node)), (node,))
-        for node in graph.nodes
-        if node.op.name == "transpose" and node.id not in grouped and _is_copied(node)
-    )
-
-
-def _is_copied(transpose: Node) -> bool:
-    axes = transpose.attributes["axes"]
-    return tuple(axes[:-2]) != tuple(range(len(axes) - 2))
 
 
 EACH_MICRO_BATCH = ("amax_history", "delayed_scale", "amax_reduce")
