@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -43,7 +43,8 @@ def copied(graph: Graph) -> list[Node]:
     return [
         node
         for node in graph.nodes
-        if node.op.name == "transpose" and _is_copied(node, node.inputs[0] in lying, readers)
+        if node.op.name == "transpose"
+        and _is_copied(node, graph.nodes[node.inputs[0]], lying, readers)
     ]
 
 
@@ -57,9 +58,12 @@ def _heads_last(graph: Graph) -> set[int]:
     return lying
 
 
-def _is_copied(node: Node, heads_last: bool, readers: Sequence[Sequence[Node]]) -> bool:
-    order = Order(tuple(node.attributes["axes"]), tuple(node.attributes["split"]))
-    return order.axes != HEADS_BACK if heads_last else order.is_wanted(node, readers)
+def _is_copied(
+    node: Node, source: Node, lying: Collection[int], readers: Sequence[Sequence[Node]]
+) -> bool:
+    split = node.attributes.get("split", source.shape)
+    order = Order(tuple(node.attributes["axes"]), tuple(split))
+    return order.axes != HEADS_BACK if source.id in lying else order.is_wanted(node, readers)
 
 
 @dataclass(frozen=True)

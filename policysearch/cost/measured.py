@@ -90,7 +90,7 @@ def calls_of(graph: Graph, device: Device, stack: Stack) -> tuple[Call, ...]:
             calls += _product_calls(graph, kernel, device)
         elif kernel.lead.op.name not in INSIDE and _elements(graph, kernel.lead) > 1:
             calls.append(Call(kernel.lead, kernel.nodes, _pass(graph, kernel)))
-    calls += [Call(n, (n,), _copy(n)) for n in copied(graph) if n.id not in grouped]
+    calls += [Call(n, (n,), _copy(graph, n)) for n in copied(graph) if n.id not in grouped]
     return tuple(calls)
 
 
@@ -127,9 +127,9 @@ def _pass(graph: Graph, kernel: Kernel) -> Work:
     return Work(node.op.name, both, _rows(shape))
 
 
-def _copy(node: Node) -> Work:
+def _copy(graph: Graph, node: Node) -> Work:
     """A transposition as [rows, middle, middle, row] of which the middle axes change places."""
-    split = node.attributes["split"]
+    split = node.attributes.get("split", graph.nodes[node.inputs[0]].shape)
     axes = "".join(str(axis) for axis in node.attributes["axes"])
     return Work(f"transpose.{axes}", node.format, tuple(split))
 
