@@ -16,7 +16,7 @@ before heads (torch's `scaled_dot_product_attention`, `aten/src/ATen/native/tran
 HEADS_BACK = (0, 2, 1, 3)
 """Axes by which what attention gives [batch, heads, positions, values] is read as it lies."""
 
-IN_PLACE = ("slice_grad", "bias_grad", "sum_to", "concatenate")
+IN_PLACE = ("bias_grad", "sum_to")
 """Ops beside elementwise ones whose kernels read elements wherever they lie."""
 
 ALONG_ANY_AXIS = ("softmax", "cross_entropy")
