@@ -244,8 +244,13 @@ def main():
             ZIPPED,
             'net, stream, loss=F.cross_entropy, optimizer=optimizer, precision="bf16", steps=STEPS',
         ),
+        (
+            SCALED.replace("in range(1, 1001)", "in trange(1000)"),
+            "net, stream, loss=criterion, optimizer=optimizer, scaler=scaler, ema_decay=0.99, "
+            'precision="fp16", clip_value=0.5, accumulation_steps=8, steps=1000',
+        ),
     ],
-    ids=["accelerate", "scaled", "zipped"],
+    ids=["accelerate", "scaled", "zipped", "trange"],
 )
 def test_a_loop_is_read_with_its_own_names(text: str, call: str, folder: Path) -> None:
     loop = outline(text).loop

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -40,12 +40,13 @@ def copied(graph: Graph) -> list[Node]:
     as well: what puts them so is no copy, any other order is.
     """
     readers, lying = graph.readers(), _heads_last(graph)
-    return [
-        node
-        for node in graph.nodes
-        if node.op.name == "transpose"
-        and _is_copied(node, graph.nodes[node.inputs[0]], lying, readers)
-    ]
+
+    def is_copied(node: Node) -> bool:
+        order = order_of(graph, node)
+        lies_so = order.axes == HEADS_BACK
+        return not lies_so if node.inputs[0] in lying else order.is_wanted(node, readers)
+
+    return [node for node in graph.nodes if node.op.name == "transpose" and is_copied(node)]
 
 
 def _heads_last(graph: Graph) -> set[int]:
@@ -56,14 +57,6 @@ def _heads_last(graph: Graph) -> set[int]:
         if node.op.name.startswith(ATTENTION) or (made_of and not lying.isdisjoint(node.inputs)):
             lying.add(node.id)
     return lying
-
-
-def _is_copied(
-    node: Node, source: Node, lying: Collection[int], readers: Sequence[Sequence[Node]]
-) -> bool:
-    split = node.attributes.get("split", source.shape)
-    order = Order(tuple(node.attributes["axes"]), tuple(split))
-    return order.axes != HEADS_BACK if source.id in lying else order.is_wanted(node, readers)
 
 
 @dataclass(frozen=True)
@@ -113,6 +106,12 @@ class Order:
         if self.is_matrix and _is_along_any_axis(reader):
             return False
         return reader.op.kind != "elementwise" and name not in IN_PLACE
+
+
+def order_of(graph: Graph, node: Node) -> Order:
+    """Return how a transposition puts its axes; without a split of its own those of its input."""
+    split = node.attributes.get("split", graph.nodes[node.inputs[0]].shape)
+    return Order(tuple(node.attributes["axes"]), tuple(split))
 
 
 def _is_along_any_axis(node: Node) -> bool:

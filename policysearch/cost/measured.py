@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policysearch.cost.copies import copied
+from policysearch.cost.copies import copies_of, order_of
 from policysearch.cost.devices import Device
 from policysearch.cost.gemm import product_of
 from policysearch.cost.kernels import Kernel, kernels_of
@@ -83,14 +83,14 @@ def calls_of(graph: Graph, device: Device, stack: Stack) -> tuple[Call, ...]:
     of a product is an addition. Work on single numbers is left out: a library does it on the host.
     """
     calls: list[Call] = []
-    grouped: set[int] = set()
-    for kernel in kernels_of(graph, stack):
-        grouped.update(node.id for node in kernel.nodes)
+    kernels = kernels_of(graph, stack)
+    for kernel in kernels:
         if kernel.lead.op.kind == "gemm":
             calls += _product_calls(graph, kernel, device)
         elif kernel.lead.op.name not in INSIDE and _elements(graph, kernel.lead) > 1:
             calls.append(Call(kernel.lead, kernel.nodes, _pass(graph, kernel)))
-    calls += [Call(n, (n,), _copy(graph, n)) for n in copied(graph) if n.id not in grouped]
+    copies = (kernel.lead for kernel in copies_of(graph, kernels))
+    calls += [Call(node, (node,), _copy(graph, node)) for node in copies]
     return tuple(calls)
 
 
@@ -129,9 +129,8 @@ def _pass(graph: Graph, kernel: Kernel) -> Work:
 
 def _copy(graph: Graph, node: Node) -> Work:
     """A transposition as [rows, middle, middle, row] of which the middle axes change places."""
-    split = node.attributes.get("split", graph.nodes[node.inputs[0]].shape)
-    axes = "".join(str(axis) for axis in node.attributes["axes"])
-    return Work(f"transpose.{axes}", node.format, tuple(split))
+    order = order_of(graph, node)
+    return Work(f"transpose.{''.join(map(str, order.axes))}", node.format, order.split)
 
 
 def _elements(graph: Graph, node: Node) -> int:

@@ -83,18 +83,18 @@ class _Float8Forward(_Forward):
         self = _own(self)
         device_type = self.mode.device_type
         with torch._C.DisableTorchFunction(), torch.autocast(device_type, enabled=False):
-            made = self.product(input.float()).to(self.dtype)
-        return made if self.result is None else made.to(self.result)
+            y = self.product(input.float()).to(self.dtype)
+        return y if self.result is None else y.to(self.result)
 
     def product(self, x):
         part, dtype = self.part, self.dtype
         x, weight = _Rounded.apply(x, dtype), _Rounded.apply(part.weight, dtype)
         options = part.linear_mm_config, part.config
         if x.numel():
-            made = matmul_with_hp_or_float8_args.apply(x, weight.t(), *options)
+            y = matmul_with_hp_or_float8_args.apply(x, weight.t(), *options)
         else:  # an expert that got no rows: there is no largest value to scale by
-            made = x @ weight.t()
-        return made if part.bias is None else made + part.bias.to(dtype).float()
+            y = x @ weight.t()
+        return y if part.bias is None else y + part.bias.to(dtype).float()
 
     def put_back(self):
         super().put_back()

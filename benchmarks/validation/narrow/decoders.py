@@ -164,6 +164,8 @@ def decoder(
     """
     tokens, scaled = batch * length, step.precision
     for precision, share in ((scaled, 1 - wide), (replace(scaled, scaling=None), wide)):
+        if not share:
+            continue
         step.precision = precision
         step.repeat(d.blocks * share / stages)
         block(step, batch, length, d, shards)

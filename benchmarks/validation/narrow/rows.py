@@ -49,7 +49,7 @@ SPREAD = re.compile(r"\b(TP|PP|CP|DP|DDP|FSDP\d?|ZeRO|data|tensor)\b|\b[TPC]P\d"
 
 MEGATRON = re.compile(r"megatron|nemo", re.IGNORECASE)
 
-UNCOMPILED = re.compile(r"Transformer ?Engine(?! \(JAX)|\bTE\b|Megatron|NeMo", re.IGNORECASE)
+UNCOMPILED = re.compile(rf"Transformer ?Engine(?! \(JAX)|\bTE\b|{MEGATRON.pattern}", re.IGNORECASE)
 """Names of libraries whose modules launch their fused kernels one by one, each from Python."""
 
 FORWARD = re.compile(r"forward only|fprop|matmul, shape|MAMF", re.IGNORECASE)

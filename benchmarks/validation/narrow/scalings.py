@@ -26,12 +26,11 @@ class Scaling:
 
     `element_bytes` and `weight_bytes`: bytes that quantising moves per element of an activation or
     gradient, and of a weight, both orientations, `forward_bytes` those of the one that a product
-    forward reads; `launches`: kernels per tensor. `gathers_narrow`:
-    whether a tensor can be quantised before it is gathered from other devices. `blocks`: scales are
-    of blocks of the contracted axis, so that a product is scaled within its sum and not once at its
-    end. `format` is that of the operands. Fitted: `elements`, those of a reduction that quantising
-    one element is like, and `rate`, what scaling leaves of the rate that large products of the
-    format achieve.
+    forward reads; `launches`: kernels per tensor. `gathers_narrow`: whether a tensor can be
+    quantised before it is gathered from other devices. `blocks`: scales are of blocks of the
+    contracted axis, so that a product is scaled within its sum and not once at its end. `format` is
+    that of the operands. Fitted: `elements`, those of a reduction that quantising one element is
+    like, and `rate`, what scaling leaves of the rate that large products of the format achieve.
     """
 
     name: str

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-WRAPPERS = ("enumerate", "tqdm", "trange", "iter", "zip", "islice", "cycle")
+WRAPPERS = ("enumerate", "tqdm", "iter", "zip", "islice", "cycle")
 """Calls around a loader in the head of a loop."""
 
 RANGES = ("range", "trange")
@@ -189,8 +189,8 @@ def _of_outputs(tree: ast.Module, net: str, trained: ast.expr | None) -> str:
         return ""
     parts = [ast.unparse(part) for part in (*outputs.args, labels)]
     loops = [node.target for node in ast.walk(tree) if isinstance(node, ast.For)]
-    taken = [t for target in loops for t in ast.walk(target) if isinstance(t, ast.Tuple)]
-    batches = [[*map(ast.unparse, t.elts)] for t in taken]
+    tuples = [t for target in loops for t in ast.walk(target) if isinstance(t, ast.Tuple)]
+    batches = [[*map(ast.unparse, t.elts)] for t in tuples]
     return ast.unparse(trained.func) if parts in batches else ""
 
 
